@@ -202,7 +202,7 @@ def test_the_demo_shows_words_and_says_what_the_extra_adds(light):
     code, said, error = light.run("demo")
     assert (code, error) == (0, "")
     assert "answers it" in said
-    assert "by four vectors each, which a small model that ships with the package reads from their images.\n" in said
+    assert "a small embedded model computes four per page from its image.\n" in said
     assert 'models need torch: pip install "randslot[model]"\n' in said
     page = (light.folder / "randslot-demo" / "demo.html").read_text(encoding="utf-8")
     assert "pip install &quot;randslot[model]&quot;" in page

@@ -48,9 +48,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used, so that `import randslot` is instant.
+    """Import a public name lazily, so that `import randslot` is instant.
 
-    Errors: MissingError in one line for a name that needs an extra.
+    Errors: MissingError in one line if the name needs an extra.
     """
     if name not in _HOMES:
         raise AttributeError(f"module 'randslot' has no attribute {name!r}")

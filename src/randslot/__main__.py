@@ -1,4 +1,4 @@
-"""`python -m randslot`, which is also what torchrun starts."""
+"""`python -m randslot`, also for torchrun."""
 
 from .cli import main
 

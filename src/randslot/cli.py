@@ -1,4 +1,4 @@
-"""The command line: its commands, and one handler for errors."""
+"""The command line: its commands, and one error handler."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .commands.options import OnceCommand, use_quick_values, write_sections
 from .errors import RandSlotError, UsageError, first_line
 from .extras import describe_missing
 
-# The base class of all usage errors, which Typer does not export.
+# The base class of usage errors, which Typer does not export.
 TyperUsageError = cast(type[typer.BadParameter], typer.BadParameter.__bases__[0])
-# Commands with their modules and the first lines of their help, by section of the help.
+# Commands with their modules and summaries, by help section.
 SECTIONS = {
     "Search": {
         "index": ("index", "Add files and folders to a library; unchanged files are skipped."),
@@ -52,7 +52,7 @@ MODULES = {name: module for section in SECTIONS.values() for name, (module, _) i
 
 
 class Commands(TyperGroup):
-    """The group of all commands: it imports a command when somebody names it."""
+    """The group of all commands; it imports a command's module lazily."""
 
     def get_params(self, context: Any) -> list[Any]:
         return use_quick_values(super().get_params(context))
@@ -65,7 +65,7 @@ class Commands(TyperGroup):
             if one.cls is None or not issubclass(one.cls, OnceCommand):
                 one.cls = OnceCommand
         command = get_command(module.app)
-        return getattr(command, "commands", {}).get(name, command)  # a module may have several
+        return getattr(command, "commands", {}).get(name, command)  # a module may have several commands
 
     def format_commands(self, context: Any, formatter: Any) -> None:
         for title, commands in SECTIONS.items():
@@ -77,7 +77,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    rich_markup_mode=None,  # Rich takes a quarter of a second to show help
+    rich_markup_mode=None,  # Rich takes 0.25 s to show help
 )
 for commands in SECTIONS.values():
     for name in commands:
@@ -106,7 +106,7 @@ def main() -> None:
     """Run the command line; an error is one line, with exit code 2 for wrong usage and 1 for failure."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal need not know every character of a page
+            stream.reconfigure(errors="replace")  # a terminal may not support every character of a page
     try:
         code = app(prog_name="randslot", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -131,7 +131,7 @@ def main() -> None:
         elif isinstance(error, OSError) and error.filename:
             line = f"{error.filename}: {first_line(error)}"
         _fail(
-            line or f"{type(error).__name__}: {first_line(error)} (--debug shows where)",
+            line or f"{type(error).__name__}: {first_line(error)} (--debug shows the traceback)",
             2 if isinstance(error, UsageError) else 1,
         )
 

@@ -1,7 +1,7 @@
 """The demo, in the terminal and as HTML.
 
-First a real document, the project's own handbook, is searched by words. Then the method itself is seen at work: sample
-reports, which the embedded model reads as images, four vectors a page.
+It searches a real document by words: the project's handbook. Then it shows the method: the embedded model reads sample
+reports as images, four vectors per page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SAMPLES = resources.files("randslot") / "data" / "samples"
 
 @dataclass(frozen=True)
 class Hit:
-    """A page that was found: its path, what it is to the query where that is known, and the words found on it."""
+    """A page found by a search: its path, its relevance if known, and the words found on it."""
 
     page: str
     note: str
@@ -40,7 +40,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the demo: a title, a text, and the hits of each query, best first."""
+    """A part of the demo. searches: hits by query, best first."""
 
     title: str
     text: str
@@ -48,9 +48,9 @@ class Part:
 
 
 def run_demo(folder: Path, queries: list[str]) -> Path:
-    """Search the handbook and sample reports in a folder, print the hits, and return the path of `demo.html` there.
+    """Search the handbook and sample reports in a folder, print the hits, and return the path of `demo.html`.
 
-    Without queries, ask some about the handbook, and one of each kind that the sample reports come with.
+    Without queries, use questions about the handbook, and one question of each kind about the sample reports.
     """
     if any(not query.strip() for query in queries):
         raise UsageError("empty query: enter at least one word")
@@ -59,8 +59,8 @@ def run_demo(folder: Path, queries: list[str]) -> Path:
         parts.append(_show_vectors(folder, queries))
     except MissingError as error:
         text = (
-            "The second part of the demo searches sample pages by four vectors each, which a small model that "
-            "ships with the package computes from their images."
+            "The second part of the demo searches sample pages by vectors: a small embedded model computes four per "
+            "page from its image."
         )
         parts.append(Part("The method", f"{text} {error}", {}))
         print(f"{text}\n{error}\n")
@@ -70,7 +70,7 @@ def run_demo(folder: Path, queries: list[str]) -> Path:
 
 
 def _show_words(folder: Path, queries: list[str]) -> Part:
-    """Find pages of the handbook by their words."""
+    """Search the handbook by words."""
     known = {} if queries else read_questions()
     handbook = folder / "handbook.pdf"
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,20 +94,20 @@ def _show_words(folder: Path, queries: list[str]) -> Part:
 
 
 def read_questions() -> dict[str, int]:
-    """Return questions about the handbook, and the page that answers each."""
+    """Return questions about the handbook, with the page that answers each."""
     content = (resources.files("randslot") / "handbook.json").read_text(encoding="utf-8")
     return {one["question"]: one["page"] for one in json.loads(content)}
 
 
 def _show_vectors(folder: Path, queries: list[str]) -> Part:
-    """Find sample pages by four vectors each."""
-    delete_library(folder / "library")  # it may be that of another version of the model
+    """Search sample pages by vectors."""
+    delete_library(folder / "library")  # may be of another version of the model
     title = "The method: four vectors per page, from its image"
     print_styled((title, "bold underline"))
     marks = {2: ANSWERS, 1: "related", 0: ""}
     searches = {}
     with Library(folder / "library", EMBEDDED) as library:
-        asked = _ask_samples()
+        asked = _choose_questions()
         (folder / "reports").mkdir(exist_ok=True)
         for file in (SAMPLES / "pages").iterdir():
             (folder / "reports" / file.name).write_bytes(file.read_bytes())
@@ -135,8 +135,8 @@ def _show_vectors(folder: Path, queries: list[str]) -> Part:
     return Part(title, text, searches)
 
 
-def _ask_samples() -> dict[str, dict[str, int]]:
-    """Choose a sample question of each kind, about different reports, with the grades of pages that count for it."""
+def _choose_questions() -> dict[str, dict[str, int]]:
+    """Choose a sample question of each kind, about different reports, with the grades of relevant pages."""
     by_kind: dict[str, list[dict[str, str]]] = {}
     for line in (SAMPLES / "queries.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -154,16 +154,16 @@ def _ask_samples() -> dict[str, dict[str, int]]:
 
 
 def write_samples(folder: str | Path) -> Path:
-    """Copy the sample set, as `randslot evaluate --data` takes it, to a new folder: reports, questions and pairs."""
+    """Copy the sample set (reports, questions and pairs) to a folder, for `randslot evaluate --data`."""
     with resources.as_file(SAMPLES) as source:
         return Path(shutil.copytree(source, folder, dirs_exist_ok=True))
 
 
-# -- what is shown
+# -- output
 
 
 def _print(searches: dict[str, list[Hit]], *, is_known: bool) -> None:
-    """Print queries and their hits; how many were answered, if that is known."""
+    """Print queries and their hits, and the number of answered questions, if known."""
     first = among = 0
     for query, hits in searches.items():
         print_styled((f"? {query}", "bold"))
@@ -178,11 +178,11 @@ def _print(searches: dict[str, list[Hit]], *, is_known: bool) -> None:
         among += ANSWERS in notes
     if is_known:
         num = len(searches)
-        print(f"{first} of {num} questions are answered by the first hit, {among} by one of the first {HITS}\n")
+        print(f"the first hit answers {first} of {num} questions, the first {HITS} answer {among}\n")
 
 
 def _make_html(parts: list[Part], folder: Path) -> str:
-    """Make a page with everything in it: no file, script or font from elsewhere."""
+    """Make a self-contained HTML page."""
     template = Template((resources.files("randslot") / "demo.html").read_text(encoding="utf-8"))
     content = []
     for part in parts:

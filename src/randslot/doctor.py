@@ -1,4 +1,4 @@
-"""`randslot doctor`: check the installation. Reads package metadata and imports nothing heavy."""
+"""`randslot doctor`: check the installation, without heavy imports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ USES = {
     "qdrant": "keep libraries on a Qdrant server",
     "ray": "index on many machines",
     "ocr": "read scans with the best engine",
-    "reader": "search by meaning in 16 languages, without a hub",
+    "reader": "search by meaning in 16 languages, offline",
     "serve": "search in a browser, and serve an API",
     "mcp": "let agents search",
     "office": "read Office files",
@@ -39,7 +39,7 @@ USES = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One check: fine, an option that is not used, something to look at, or broken; advice says what to do."""
+    """The result of one check. advice: what to do."""
 
     name: str
     state: Literal["ok", "optional", "low", "broken"]
@@ -48,7 +48,7 @@ class Finding:
 
 
 def examine(*, with_torch: bool = False) -> list[Finding]:
-    """Run all checks; with_torch also imports torch and asks which device it uses."""
+    """Run all checks. with_torch: also import torch and show its device."""
     python = f"randslot {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
     findings = [Finding("python", "ok", python), *_check_packages()]
     findings.append(_check_import("engine", "qdrant_edge", lambda _: f"Qdrant Edge {find_version('qdrant-edge-py')}"))
@@ -59,7 +59,7 @@ def examine(*, with_torch: bool = False) -> list[Finding]:
 
 
 def show(findings: list[Finding]) -> str:
-    """Format findings as lines, each advice on a line below its finding."""
+    """Format findings, one per line, with advice below."""
     width = max(len(finding.name) for finding in findings)
     lines = []
     for finding in findings:
@@ -79,7 +79,7 @@ def find_version(package: str) -> str | None:
 
 
 def _check_packages() -> Iterator[Finding]:
-    """Compare installed versions with the package's own requirements, extra by extra."""
+    """Compare installed versions with the package's requirements, per extra."""
     from packaging.requirements import Requirement
 
     installed: dict[str, list[str]] = {}
@@ -111,7 +111,7 @@ def _check_packages() -> Iterator[Finding]:
 
 
 def _check_import(name: str, package: str, describe: Callable[[Any], str]) -> Finding:
-    """Import a compiled package: that shows that it runs here."""
+    """Import a compiled package, to check that it runs on this machine."""
     try:
         return Finding(name, "ok", describe(import_module(package)))
     except Exception as error:  # a broken binary can raise anything
@@ -132,7 +132,7 @@ def _check_gpu() -> Finding:
     elif platform.system() == "Darwin" and platform.machine() == "arm64":
         cards = "Apple silicon"
     if not cards:
-        advice = "keyword search needs none; encode many pages on a machine with a GPU"
+        advice = "keyword search needs no GPU; encoding many pages does"
         return Finding("gpu", "optional", f"none found; {os.cpu_count()} cores, torch {torch}", advice)
     if "+cpu" in torch:
         return Finding("gpu", "optional", f"{cards}, torch {torch}", "install a build of torch with CUDA")
@@ -171,7 +171,7 @@ def _check_disk() -> Finding:
 def _check_library() -> Finding:
     named = os.environ.get("RANDSLOT_LIBRARY")
     if named and is_address(named):
-        return Finding("library", "ok", f"{named} (not contacted: randslot library status does)")
+        return Finding("library", "ok", f"{named} (not checked: run randslot library status)")
     place = Path(named or default_library()).expanduser()
     if (place / "library.json").is_file():
         return Finding("library", "ok", str(place))

@@ -1,4 +1,4 @@
-"""The name by which saved models know their module: `randslot.encoder.SlotEncoder` in their modules.json."""
+"""The import path in modules.json of saved models: `randslot.encoder.SlotEncoder`."""
 
 from .model.encoder import SlotEncoder
 

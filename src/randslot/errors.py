@@ -1,4 +1,4 @@
-"""Errors that a user can meet: one line that names the file or value and says what to do."""
+"""Errors for users: one line with the file or value, and what to do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +13,11 @@ class UsageError(RandSlotError):
 
 
 class BusyError(RandSlotError):
-    """Something that is needed is in use or out of reach for now: the same may work later."""
+    """A resource is in use or temporarily unreachable: a retry may succeed."""
 
 
 class DiskFullError(RandSlotError):
-    """The disk lacks room for a write. Nothing was written; searches still work."""
+    """The disk is too full for a write. Nothing was written; searches still work."""
 
 
 class MissingError(ImportError, RandSlotError):
@@ -26,7 +26,7 @@ class MissingError(ImportError, RandSlotError):
 
 @contextmanager
 def in_one_line(doing: str, kind: type[RandSlotError] = RandSlotError, hint: str = "") -> Iterator[None]:
-    """Report any failure of a library in the block as "cannot DOING: reason"; errors of ours pass unchanged."""
+    """Convert third-party exceptions to "cannot DOING: reason"; RandSlotError passes unchanged."""
     try:
         yield
     except RandSlotError:
@@ -36,7 +36,7 @@ def in_one_line(doing: str, kind: type[RandSlotError] = RandSlotError, hint: str
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its kind if it has none."""
+    """Return the first line of an error's message, or its type if it has none."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,4 +1,4 @@
-"""Packages that come with an extra, and what is said in one line where one is missing."""
+"""Packages of extras, and the error if one is missing."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ EXTRAS = {
 
 
 def describe_missing(error: ModuleNotFoundError, wanted: str = "") -> str:
-    """Return what to install, in one line; nothing if the package is of no extra.
+    """Return what to install, in one line; "" if the package belongs to no extra.
 
-    wanted: the extra that has all that a command needs, to be named in place of the package's own.
+    wanted: the extra with everything a command needs, to name instead of the package's own.
     """
     extra = EXTRAS.get(str(error.name).partition(".")[0])
     if extra is None:
@@ -59,7 +59,7 @@ def describe_missing(error: ModuleNotFoundError, wanted: str = "") -> str:
 
 @contextmanager
 def needs_extra(wanted: str = "") -> Iterator[None]:
-    """Turn a missing package of an extra into a MissingError of one line; for a block or a function."""
+    """Convert a missing package of an extra to a MissingError. Context manager or decorator."""
     try:
         yield
     except ModuleNotFoundError as error:

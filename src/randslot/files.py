@@ -1,4 +1,4 @@
-"""Atomic writes, JSON and text files, and the folder for data of this user."""
+"""Atomic writes, JSON and text files, and the user's data folder."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .errors import DiskFullError, RandSlotError, UsageError, in_one_line
 
 
 def data_folder() -> Path:
-    """Return the data folder of this user (XDG)."""
+    """Return the user's data folder (XDG)."""
     return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "randslot"
 
 
 def check_space(folder: Path, needed: int, reserve: int = 64 * 2**20) -> None:
-    """Raise DiskFullError if the disk of a folder lacks room for some bytes and a reserve."""
+    """Raise DiskFullError if a folder's disk has less than needed + reserve bytes free."""
     free = shutil.disk_usage(folder).free
     if free < needed + reserve:
         raise DiskFullError(
-            f"the disk of {folder} is full: {free / 1e6:.0f} MB are free, and {(needed + reserve) / 1e6:.0f} MB are "
-            "needed. Free some space, and run it again"
+            f"the disk of {folder} is full: {free / 1e6:.0f} MB free, {(needed + reserve) / 1e6:.0f} MB needed. "
+            "Free some space, then retry"
         )
 
 
@@ -37,15 +37,15 @@ def write_whole(file: Path, content: str | bytes) -> None:
 
 
 def write_json(file: Path, content: Any) -> None:
-    """Write JSON for people to read, atomically; the folder is made if need be."""
+    """Write indented JSON atomically; create the folder if needed."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, json.dumps(content, indent=2) + "\n")
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object.
+    """Read a JSON object from a file.
 
-    Errors: RandSlotError in one line if it does not.
+    Errors: RandSlotError if it holds something else.
     """
     with in_one_line(f"read {file}"):
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_lines(file: Path) -> list[str]:
-    """Read the lines of a text file that are not empty."""
+    """Read the non-empty lines of a text file."""
     with in_one_line(f"read {file}", UsageError):
         lines = file.read_text(encoding="utf-8-sig").splitlines()
     return [line.strip() for line in lines if line.strip()]

@@ -1,4 +1,4 @@
-"""The machine, versions and commit that a figure or a run was made with."""
+"""The provenance of a run: machine, versions and commit."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def describe_machine() -> dict[str, Any]:
 
 
 def describe_checkout(package: Path = Path(__file__).parent) -> dict[str, Any]:
-    """Return the commit of the checkout that a package runs from, and whether its files are changed.
+    """Return the commit of a package's checkout, and whether its files have changed.
 
-    Both are None for an installed package, also if it is installed inside another repository.
+    Both are None for an installed package, even inside another repository.
     """
 
     def git(*words: str) -> str | None:
         try:
             answer = subprocess.run(["git", "-C", str(package), *words], capture_output=True, text=True, check=False)
-        except OSError:  # there is no git
+        except OSError:  # no git
             return None
         return answer.stdout.strip() if answer.returncode == 0 else None
 
@@ -44,6 +44,6 @@ def describe_checkout(package: Path = Path(__file__).parent) -> dict[str, Any]:
 
 
 def list_versions() -> dict[str, str]:
-    """Return the versions of Python and of what training is made of."""
+    """Return the versions of Python and the training packages."""
     names = ("randslot", "torch", "transformers", "sentence-transformers", "peft", "accelerate", "datasets")
     return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}

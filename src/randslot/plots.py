@@ -20,7 +20,7 @@ plt.rcParams.update({"svg.hashsalt": "randslot", "axes.edgecolor": INK, "axes.la
 
 
 def draw_losses(steps: list[float], losses: list[float], rates: list[float], file: Path) -> None:
-    """Draw a run's loss, as measured and smoothed, with the learning rate below."""
+    """Draw a run's loss, raw and smoothed, with the learning rate below."""
     smoothed, total, share = [], 0.0, 0.0  # an exponential moving average with bias correction
     for loss in losses:
         total = 0.9 * total + 0.1 * loss
@@ -49,9 +49,9 @@ def draw_budgets(
     file: Path,
     spreads: dict[str, dict[str, list[float]]] | None = None,
 ) -> None:
-    """Draw panels of scores by budget, each from its start on, with a line per run.
+    """Draw panels of scores by budget, one line per run. starts: first budget of each panel.
 
-    `spreads`, also by panel and run, are drawn as bands around a line.
+    spreads: by panel and run, drawn as bands.
     """
     figure, row = plt.subplots(1, len(panels), figsize=(3.4 * len(panels), 3), layout="constrained", squeeze=False)
     figure.get_layout_engine().set(wspace=0.06)  # room between a label and the panel before it
@@ -72,13 +72,13 @@ def draw_budgets(
     _save(figure, file)
 
 
-Place = tuple[float, float]  # bytes of a page, and nDCG@5 in percent
+Place = tuple[float, float]  # bytes per page, and nDCG@5 in percent
 
 
 def draw_frontier(groups: Mapping[str, Sequence[Place]], frontiers: Sequence[Sequence[Place]], file: Path) -> None:
     """Draw groups of points by bytes per page (on a log scale) and nDCG@5 in percent.
 
-    frontiers: points that no other beats at the same size or less, smallest first; each is joined by steps.
+    frontiers: Pareto-optimal points, smallest first, drawn as steps.
     """
     figure, axes = plt.subplots(figsize=(7.6, 3.4), layout="constrained")
     sizes = [size for points in groups.values() for size, _ in points]
@@ -130,7 +130,7 @@ def draw_readouts(
 ) -> None:
     """Draw scores without each readout of a side (dotted: with all), and the gain of joint use.
 
-    `without` is by side and run, `gains` by run and task; the last task is the one with a fixed readout.
+    without: by side and run. gains: by run and task; the last task has a fixed readout.
     """
     figure, (left, middle, right) = plt.subplots(
         1, 3, figsize=(3.3 * 3.4, 3.2), layout="constrained", width_ratios=(1, 1, 1.3)
@@ -190,7 +190,7 @@ def _legend(figure: Any, axes: Any) -> None:
 
 
 def _save(figure: Any, file: Path) -> None:
-    """Write a figure without a date: the same results give the same file."""
+    """Save a figure without a date, so that files are reproducible."""
     figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
     if file.suffix == ".svg":
         figure.savefig(file.with_suffix(".png"), dpi=150)

@@ -14,7 +14,7 @@ Style = Literal["md", "csv", "latex"]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under heads; numbers are rounded to `digits` when shown, but not in CSV. None is shown as "-".
+    """A table. Numbers are rounded to `digits`, but not in CSV; None is "-".
 
     note: a line below the table, not in CSV.
     """
@@ -26,20 +26,20 @@ class Table:
     note: str = ""
 
     def show(self, cell: Cell) -> str:
-        """Return a cell as text."""
+        """Format a cell."""
         if isinstance(cell, float):
             return f"{cell:.{self.digits}f}"
         return "-" if cell is None else str(cell)
 
     def drop_empty(self) -> Table:
-        """Return the table without columns in which no row has anything."""
+        """Return the table without empty columns."""
         used = [i for i in range(len(self.heads)) if any(row[i] not in (None, "-") for row in self.rows)]
         rows = [[row[i] for i in used] for row in self.rows]
         return replace(self, heads=[self.heads[i] for i in used], rows=rows)
 
 
 def write_table(table: Table, style: Style) -> str:
-    """Return a table as Markdown, CSV or LaTeX."""
+    """Format a table as Markdown, CSV or LaTeX."""
     if style == "csv":
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows([table.heads, *table.rows])

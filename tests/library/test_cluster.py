@@ -110,7 +110,7 @@ def test_a_library_that_lost_most_nodes_says_so(nodes, address, papers, left):
         wait_for_copies(nodes, f"{name}-files")
         library.location.check()
         lost = [node for node in nodes if node is not nodes[left]]
-        library.location.connection.waits = ()
+        library.location.connection.backoffs = ()
         for node in lost:
             node.kill()
         with pytest.raises(BusyError, match="no replica of a shard is available") as caught:

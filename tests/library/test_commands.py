@@ -64,7 +64,7 @@ def check_explained(run):
 def check_errors(run):
     for words, message in (
         (["index", "papers", "-l", "lib", "--model", "embedded", "--page-vectors", "6"], "was indexed with"),
-        (["index", "papers", "-l", "lib", "--ray=foo"], "--ray takes the address of a cluster"),
+        (["index", "papers", "-l", "lib", "--ray=foo"], "--ray takes a cluster address"),
         (["search", "x", "-l", "lib", "--model", "embedded"], "was indexed with"),
         (["search", "x", "-l", "lib", "--query-vectors", "0"], "query_vectors must be a whole number"),
         (["search", "x", "-l", "lib", "--filter", "page=9-3"], "page must be a number from 1"),

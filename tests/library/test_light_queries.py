@@ -99,17 +99,19 @@ def test_indexing_still_takes_the_large_model_and_trust_is_in_its_vectors(indexe
 
 
 def test_the_student_of_another_model_is_refused(indexed, other, saved):
-    with pytest.raises(UsageError, match=r"belongs to .*, and a model in memory .* is a student of a model in memory"):
+    with pytest.raises(
+        UsageError, match=r"was indexed with .*; a model in memory .* is a student of a model in memory"
+    ):
         Library(indexed, query_model=make_student("tiny", other.identity))
-    with pytest.raises(UsageError, match="is neither that nor a student of it"):
+    with pytest.raises(UsageError, match="is not distilled from it"):
         Library(indexed, query_model=other)
     random = randslot.load(saved, inference="random").identity
-    with pytest.raises(UsageError, match="was made with inference='zero', not 'random': distill its model"):
+    with pytest.raises(UsageError, match="was indexed with inference='zero', not 'random': distill with"):
         Library(indexed, query_model=make_student("tiny", random))
 
 
 def test_a_student_is_not_the_model_of_a_library(indexed, light, tmp_path, papers):
-    message = "is a student and only encodes queries: index with"
+    message = "is a distilled query model: index with"
     answer = CliRunner().invoke(app, ["index", str(papers), "-l", str(tmp_path / "new"), "--model", str(light)])
     assert isinstance(answer.exception, UsageError)
     assert message in str(answer.exception)

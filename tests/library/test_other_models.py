@@ -150,7 +150,7 @@ def test_pages_go_in_by_their_size() -> None:
 
 def test_a_page_that_no_request_can_hold_is_told() -> None:
     page = StoredPage(FILE, 1, "", np.zeros((8192, 1024), np.float32))
-    with pytest.raises(RandSlotError, match=r"a page of 8,192 vectors of 1,024 takes 34 MB .* --reduction kmeans"):
+    with pytest.raises(RandSlotError, match=r"a page of 8,192 vectors of 1,024 takes 34 MB, .* --reduction kmeans"):
         list(split_pages([page]))
 
 

@@ -83,7 +83,7 @@ def test_a_killed_worker_is_replaced_and_its_pages_are_read_again(two_cpus, save
 def test_what_ray_cannot_do_is_one_line(model, saved, papers, tmp_path):
     with (
         Library(tmp_path / "memory", model) as library,
-        pytest.raises(RandSlotError, match="a model in memory cannot go to a cluster"),
+        pytest.raises(RandSlotError, match="a model in memory cannot run on Ray"),
     ):
         library.add(papers, ray="")
     for address in ("127.0.0.1:9", "ray://127.0.0.1:9", "127.0.0.1:99999"):

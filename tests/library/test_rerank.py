@@ -216,7 +216,7 @@ def save_vision_reranker(folder: Path) -> Path:
 def test_what_is_no_reranker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RandSlotError, match="lacks weights, such as classifier"):  # an embedding model
         open_reranker(str(others.save_minilm(tmp_path / "minilm-for-vectors")) + "-inner")
-    with pytest.raises(RandSlotError, match="gives 3 scores for a page: a reranker gives one"):
+    with pytest.raises(RandSlotError, match="returns 3 scores per page: choose"):
         open_reranker(str(save_reranker(tmp_path / "labels", num_labels=3)))
 
 
@@ -245,7 +245,7 @@ def test_after_the_time_limit_the_first_order_stands_and_is_said(reranker: Path,
     slow = open_reranker(str(reranker), seconds=-1.0)
     (result,) = library.search_results(["tax"], 3, rerank=slow)
     assert result.hits == first
-    assert "took longer than -1 s: hits are in their first order" in result.rerank_note
+    assert "took longer than -1 s; hits are not reranked" in result.rerank_note
 
 
 # -- servers
@@ -253,7 +253,7 @@ def test_after_the_time_limit_the_first_order_stands_and_is_said(reranker: Path,
 
 @contextmanager
 def serving(answer: Callable[[dict[str, Any]], tuple[int, Any]]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """A server with a route /rerank; it keeps what it was asked."""
+    """A server with a /rerank route; it records its requests."""
     asked: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -307,10 +307,10 @@ def test_a_server_reranks(library: Library, monkeypatch: pytest.MonkeyPatch, ans
 @pytest.mark.parametrize(
     ("answer", "note"),
     [
-        (lambda body: (500, {"error": {"message": "out of memory"}}), "answers 500: out of memory; hits are in their"),
-        (lambda body: (200, {"results": []}), "cannot rerank with http://.*; hits are in their first order"),
+        (lambda body: (500, {"error": {"message": "out of memory"}}), "answers 500: out of memory; hits are not"),
+        (lambda body: (200, {"results": []}), "cannot rerank with http://.*; hits are not reranked"),
         (lambda body: (200, {"hello": "world"}), "cannot rerank with http://.*: 'results'"),
-        (lambda body: (time.sleep(1.0), (200, {}))[1], "took longer than 0.3 s: hits are in their first order"),
+        (lambda body: (time.sleep(1.0), (200, {}))[1], "took longer than 0.3 s; hits are not reranked"),
     ],
 )
 def test_a_server_that_fails_leaves_the_first_order(library: Library, answer: Any, note: str) -> None:
@@ -350,7 +350,7 @@ def test_commands_rerank(folder: Path, reranker: Path, tmp_path: Path, monkeypat
         assert json.loads(run("search", "tax", "-l", place, "--json").stdout)[0]["page"] == 4
         assert "rerank" not in json.loads(run("search", "tax", "-l", place, "--json", "--rerank", "none").stdout)[0]
     done = run("search", "tax", "-l", place)
-    assert "hits are in their first order" in done.stderr
+    assert "hits are not reranked" in done.stderr
     run("library", "rerank", "none", "-l", place)
     assert "note" not in run("search", "tax", "-l", place).stderr
 
@@ -366,7 +366,7 @@ def test_a_service_reranks_and_says_if_it_could_not(tmp_path: Path) -> None:
             assert (answer["hits"][0]["page"], answer["note"]) == (4, None)
         answer = client.post("/api/search", json={"query": "tax", "k": 3}).json()
         assert answer["hits"][0]["page"] != 4
-        assert "hits are in their first order" in answer["note"]
+        assert "hits are not reranked" in answer["note"]
 
 
 def test_evaluate_and_compare_rerank(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,9 +30,9 @@ from randslot.library.stores.qdrant import (
 )
 from randslot.library.stores.qdrant_connection import (
     ANSWER_SECONDS,
-    FIRST_SECONDS,
+    BACKOFFS,
+    CONNECT_SECONDS,
     RETRY_SECONDS,
-    WAITS,
     Connection,
     connect,
 )
@@ -56,7 +56,7 @@ def own_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def quick(monkeypatch):
     """No long waits before a request is sent again."""
-    monkeypatch.setattr(connecting, "WAITS", (0.001,) * 4)
+    monkeypatch.setattr(connecting, "BACKOFFS", (0.001,) * 4)
 
 
 @pytest.fixture
@@ -93,13 +93,13 @@ def test_addresses_are_read():
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [
-        ("http://host/papers", "is not the address of a library"),
-        ("qdrant://a,b:x/papers", "is not the address of a library"),
-        ("qdrant://host", "is not the address of a library"),
-        ("qdrant://a,b,a:6334/papers", "is not the address of a library"),
+        ("http://host/papers", "is not a library address"),
+        ("qdrant://a,b:x/papers", "is not a library address"),
+        ("qdrant://host", "is not a library address"),
+        ("qdrant://a,b,a:6334/papers", "is not a library address"),
         ("qdrant://me:secret@host/papers", "an address must not contain a key"),
-        ("qdrant://host/papers-files", "list of files of another"),
-        ("qdrant://host/papers?shard=2", "shard=2 in .*takes shards and replicas"),
+        ("qdrant://host/papers-files", "lists the files of a library"),
+        ("qdrant://host/papers?shard=2", "shard=2 in .*set shards and replicas"),
         ("qdrant://host/papers?shards=99999999999999999999", "from 1 to 10,000"),
     ],
 )
@@ -217,7 +217,7 @@ def test_a_server_that_stays_away_is_one_line_and_nothing_is_lost(standin, quick
             return grpc.StatusCode.UNAVAILABLE if method == "Upsert" and len(upserts) > 4 else None
 
         standin.fail = after_four_writes
-        with pytest.raises(RandSlotError, match="no server answers") as caught:
+        with pytest.raises(RandSlotError, match="the server is unreachable") as caught:
             library.add(papers, batch=1)
         assert "\n" not in str(caught.value)
         standin.fail = lambda _: None
@@ -253,7 +253,7 @@ class Time:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, connection: Connection) -> None:
         self.waited: list[float] = []
-        monkeypatch.setattr(connection.away, "wait", self.waited.append)
+        monkeypatch.setattr(connection.is_down, "wait", self.waited.append)
         monkeypatch.setattr(connecting.time, "monotonic", lambda: sum(self.waited))
 
 
@@ -261,16 +261,16 @@ def test_waits_are_short_noted_once_and_end_in_time(monkeypatch, caplog):
     client = Away()
     connection = Connection([client], Address("host", "papers"))
     now = Time(monkeypatch, connection)
-    with pytest.raises(BusyError, match="no server answers"):
+    with pytest.raises(BusyError, match="the server is unreachable"):
         connection.ask("count")
     assert RETRY_SECONDS - 3 < sum(now.waited) < RETRY_SECONDS + 1
     assert RETRY_SECONDS + ANSWER_SECONDS <= 60  # what the docs promise
-    assert all(base <= real <= 1.5 * base for base, real in zip(WAITS, now.waited, strict=False))
+    assert all(base <= real <= 1.5 * base for base, real in zip(BACKOFFS, now.waited, strict=False))
     assert max(now.waited) < 2  # a server that is back is asked soon
     assert client.asked == len(now.waited) + 1
     (note,) = caplog.messages
-    assert note.startswith("note: qdrant://host:6334/papers: no server answers")
-    assert note.endswith("trying again")
+    assert note.startswith("note: qdrant://host:6334/papers: the server is unreachable")
+    assert note.endswith("retrying")
     with pytest.raises(BusyError):  # as on the way out: once, and no waiting
         connection.ask("count")
     asked = len(now.waited)
@@ -288,12 +288,12 @@ def test_the_first_request_gives_up_soon_and_without_a_note(monkeypatch, caplog)
     client = Away()
     connection = Connection([client], Address("host", "papers"))
     now = Time(monkeypatch, connection)
-    with pytest.raises(BusyError, match="no server answers"):
-        connection.arrive()
-    assert FIRST_SECONDS - 3 < sum(now.waited) < FIRST_SECONDS + 1
+    with pytest.raises(BusyError, match="the server is unreachable"):
+        connection.get_version()
+    assert CONNECT_SECONDS - 3 < sum(now.waited) < CONNECT_SECONDS + 1
     assert caplog.messages == []
     client.info = lambda: SimpleNamespace(version="1.16.3")
-    assert connection.arrive() == "1.16.3"
+    assert connection.get_version() == "1.16.3"
     with pytest.raises(BusyError):  # later ones are sent again for longer
         connection.ask("count")
     assert sum(now.waited) > RETRY_SECONDS
@@ -349,7 +349,7 @@ def test_another_node_is_asked_at_once_and_stays_the_one_that_is_asked():
     away, back = Away(), Away()
     back.count = lambda **_: 7
     connection = Connection([away, back], Address("a", "papers", others=(("b", 6334),)))
-    connection.waits = ()
+    connection.backoffs = ()
     assert connection.ask("count") == 7
     assert connection.ask("count") == 7
     assert away.asked == 1
@@ -360,7 +360,7 @@ def test_the_reason_is_that_of_a_node_that_is_there():
     alone = Away(grpc.StatusCode.INTERNAL, "Waiting for consensus operation commit failed")
     for clients in ([alone, Away()], [Away(), alone]):
         connection = Connection(clients, Address("a", "papers", others=(("b", 6334),)))
-        connection.waits = ()
+        connection.backoffs = ()
         with pytest.raises(BusyError, match="no quorum"):
             connection.ask("count")
 
@@ -369,7 +369,7 @@ def test_a_writer_has_a_node_catch_up_before_it_asks_it():
     away, back = Away(), Away()
     back.count = lambda **_: 7
     connection = Connection([back, back], Address("a", "papers", others=(("b", 6334),)))
-    connection.waits = ()
+    connection.backoffs = ()
     caught_up = []
     connection.catch_up = lambda: caught_up.append(connection.current)
     connection.ask("count")
@@ -378,7 +378,7 @@ def test_a_writer_has_a_node_catch_up_before_it_asks_it():
     connection.clients[0] = away
     connection.ask("count")
     assert caught_up == [0, 1]
-    connection.fresh[1] = False
+    connection.caught_up[1] = False
     connection.catch_up = lambda: (_ for _ in ()).throw(RandSlotError("lost"))
     with pytest.raises(RandSlotError, match="lost"):
         connection.ask("count")
@@ -387,7 +387,7 @@ def test_a_writer_has_a_node_catch_up_before_it_asks_it():
 def test_one_thread_that_gives_up_ends_the_waiting_of_others():
     client = Away()
     connection = Connection([client], Address("host", "papers"))
-    connection.waits = (60.0,)
+    connection.backoffs = (60.0,)
     ended = []
 
     def ask() -> None:
@@ -399,22 +399,25 @@ def test_one_thread_that_gives_up_ends_the_waiting_of_others():
     thread.start()
     while not client.asked:
         time.sleep(0.01)
-    connection.away.set()
+    connection.is_down.set()
     thread.join(30)
     assert ended
 
 
 def test_no_server_and_an_old_one_are_one_line(quick):
-    with pytest.raises(RandSlotError, match=r"qdrant://127.0.0.1:9/papers: no server answers"):
+    with pytest.raises(RandSlotError, match=r"qdrant://127.0.0.1:9/papers: the server is unreachable"):
         Library("qdrant://127.0.0.1:9/papers", create=False)
-    with serving(version="1.15.4") as (_, port), pytest.raises(RandSlotError, match=r"is Qdrant 1.15.4: 1.16 or newer"):
+    with (
+        serving(version="1.15.4") as (_, port),
+        pytest.raises(RandSlotError, match=r"runs Qdrant 1.15.4: upgrade"),
+    ):
         Library(f"qdrant://127.0.0.1:{port}/papers", create=False)
 
 
 def test_the_key_comes_from_the_environment(monkeypatch):
     with serving(key="open sesame") as (_, port):
         url = f"qdrant://127.0.0.1:{port}/papers"
-        with pytest.raises(RandSlotError, match=r"refuses this key: .* QDRANT_API_KEY"):
+        with pytest.raises(RandSlotError, match=r"refused the API key: .* QDRANT_API_KEY"):
             Library(url, ToyReader())
         monkeypatch.setenv("QDRANT_API_KEY", "open sesame")
         with Library(url, ToyReader()) as library:
@@ -442,7 +445,7 @@ def test_an_address_with_tls_trusts_only_what_it_should(tmp_path):
     subprocess.run(make, check=True, capture_output=True)
     key, certificate = ((tmp_path / name).read_bytes() for name in ("key.pem", "cert.pem"))
     with serving(tls=grpc.ssl_server_credentials([(key, certificate)])) as (_, port):
-        for trusted, answer in ((str(tmp_path / "cert.pem"), "stand-in"), ("", "no server answers")):
+        for trusted, answer in ((str(tmp_path / "cert.pem"), "stand-in"), ("", "the server is unreachable")):
             environment = os.environ | {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": trusted, "GRPC_VERBOSITY": "NONE"}
             words = [sys.executable, "-c", CONNECT, f"qdrants://localhost:{port}/papers"]
             said = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
@@ -552,10 +555,10 @@ def test_an_upload_waits_while_another_writes(standin, model):
             tries = len(standin.asked)
             while len(standin.asked) < tries + 8:
                 time.sleep(0.01)
-            assert not service.uploads.find_job(job.id).is_over
+            assert not service.uploads.find_job(job.id).is_finished
             assert file.is_file()
         until = time.monotonic() + 60
-        while not service.uploads.find_job(job.id).is_over and time.monotonic() < until:
+        while not service.uploads.find_job(job.id).is_finished and time.monotonic() < until:
             time.sleep(0.02)
         service.close()
         assert service.uploads.find_job(job.id).state == "done"

@@ -257,7 +257,7 @@ def test_sketches_that_find_too_little_are_not_used(tmp_path, papers, monkeypatc
     place = tmp_path / "lib"
     with Library(place, ToyReader()) as library:
         library.add(papers)
-        monkeypatch.setattr(sketching, "ENOUGH", 1.01)
+        monkeypatch.setattr(sketching, "MIN_RECALL", 1.01)
         with pytest.raises(RandSlotError, match=r"reach 100\.0% recall@5, less than 101%"):
             library.make_sketches(QUERIES)
         assert library.store.sketches is None
@@ -311,8 +311,8 @@ def test_queries_that_are_like_no_line_do_not_decide_alone(tmp_path, monkeypatch
 
 @pytest.mark.nightly
 def test_who_searches_follows_sketches_that_another_process_makes_anew(papers, node, monkeypatch):
-    monkeypatch.setattr("randslot.library.sketches.LOOK_SECONDS", 0.2)
-    monkeypatch.setattr("randslot.library.library.LOOK_SECONDS", 0.2)
+    monkeypatch.setattr("randslot.library.sketches.REFRESH_SECONDS", 0.2)
+    monkeypatch.setattr("randslot.library.library.REFRESH_SECONDS", 0.2)
     with new_collection(node) as url, Library(url, ToyReader()) as first:
         first.add(papers)
         first.make_sketches(QUERIES)
@@ -350,7 +350,7 @@ def test_sketches_and_what_made_them_belong_together_wherever_a_run_stops(place,
                 with pytest.raises(KeyboardInterrupt):
                     library.make_sketches([f"{method} {query}" for query in QUERIES])
             with monkeypatch.context() as patch:  # what another process would do
-                patch.setattr(library.sketches, "noted", None)
+                patch.setattr(library.sketches, "settings", None)
                 library.sketches.take(library.location.read() or {})
                 assert names(library, "x") == names(library, "x", exact=True)
             library.make_sketches(QUERIES)
@@ -380,11 +380,11 @@ def test_lost_and_missing_sketches_are_told_and_made_again(tmp_path, papers):
 def test_too_few_queries_and_a_library_without_vectors_are_refused(tmp_path, papers):
     with Library(tmp_path / "lib", ToyReader()) as library:
         library.add(papers)
-        with pytest.raises(UsageError, match="there are 0 lines of pages with vectors"):
+        with pytest.raises(UsageError, match="found 0 lines of pages with vectors"):
             library.make_sketches()
-        with pytest.raises(UsageError, match="there are 3 different queries"):
+        with pytest.raises(UsageError, match="found 3 different queries"):
             library.make_sketches(100 * QUERIES[:3])
-        with pytest.raises(UsageError, match="there are 0 different queries"):
+        with pytest.raises(UsageError, match="found 0 different queries"):
             library.make_sketches([])
         assert library.status().format == 2
     with Library(tmp_path / "words") as library, pytest.raises(UsageError, match="has no vectors"):
@@ -403,7 +403,7 @@ def test_the_command(tmp_path, papers, monkeypatch):
     assert "vector search rescores 100 candidates" in " ".join(status.stdout.split())
     (tmp_path / "empty.txt").touch()
     empty = CliRunner().invoke(app, [*words, "--queries", str(tmp_path / "empty.txt")])
-    assert "there are 0 different queries" in str(empty.exception)
+    assert "found 0 different queries" in str(empty.exception)
     assert CliRunner().invoke(app, [*words, "--remove"], catch_exceptions=False).exit_code == 0
     with Library(tmp_path / "lib", ToyReader()) as library:
         assert (library.status().sketches, library.status().format, library.store.sketches) == ("", 2, None)

@@ -152,7 +152,7 @@ def test_a_library_on_a_server_corrects_alike_also_for_another_process_and_after
         (tmp_path / "more").mkdir()
         write_pages(tmp_path / "more" / "notes.pdf", [["The locomotive stops."]])
         there.add(tmp_path / "more", workers=1)
-        reader.looked_at = 0.0  # a second ago
+        reader.refreshed_at = 0.0  # a second ago
         for query, corrected in (("captial expenditure", "capital expenditure"), ("locomotvie", "locomotive")):
             assert [one.search_results([query])[0].corrected for one in (there, reader)] == [corrected] * 2
-            reader.looked_at = 0.0
+            reader.refreshed_at = 0.0

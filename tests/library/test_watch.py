@@ -120,7 +120,7 @@ def test_a_full_disk_is_waited_for(watched, monkeypatch):
 def test_an_empty_folder_is_taken_for_a_drive_that_is_not_there(watched):
     folder, library, said = watched
     (folder / "old.pdf").rename(folder.parent / "old.pdf")
-    wait_for(lambda: said and "is empty: 1 files of it stay" in said[-1])
+    wait_for(lambda: said and "is empty: keeping its 1 files" in said[-1])
     assert find(library) == {"old.pdf"}
     (folder.parent / "old.pdf").rename(folder / "old.pdf")  # it is back
     (folder / "new.md").write_text("a heron")
@@ -174,7 +174,7 @@ def test_files_below_a_mount_are_found_and_stay_when_it_is_gone(poll, tmp_path, 
                 (below / "old.md").unlink()
                 wait_for(lambda: find(library) == {"new.md"})
                 subprocess.run(["umount", "-l", mount], check=True)
-                wait_for(lambda: "is empty: 1 files of it stay" in said[-1])
+                wait_for(lambda: "is empty: keeping its 1 files" in said[-1])
                 assert find(library) == {"new.md"}
             finally:
                 watch.close()

@@ -395,7 +395,7 @@ def test_a_copy_finds_the_same_in_the_same_order(library, url, tmp_path):
 
 
 def test_who_searches_follows_languages_that_another_process_adds(url, papers, letters, monkeypatch):
-    monkeypatch.setattr("randslot.library.library.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("randslot.library.library.REFRESH_SECONDS", 0.0)
     with Library(url) as first, Library(url) as second:
         second.add(papers, workers=1)
         assert found(first, "batteries") == [3]
@@ -456,7 +456,7 @@ def test_noise_and_words_do_not_mix(tmp_path):
 def test_uploads_and_images_leave_folders_as_they_are(library, papers, monkeypatch):
     """What a library keeps itself is in none of the user's folders: no page is to be counted again for it."""
     counted = []
-    monkeypatch.setattr(Backfill, "_count_again", lambda self: counted.append(self))
+    monkeypatch.setattr(Backfill, "_reindex_words", lambda self: counted.append(self))
     before = library.words.root
     upload = library.folder.absolute() / "uploads" / "minutes.pdf"
     upload.parent.mkdir()

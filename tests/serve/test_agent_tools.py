@@ -78,7 +78,7 @@ def test_a_page_whose_file_is_gone_keeps_its_text_and_shows_no_path(tools, place
     finally:
         os.rename(place / "gone", west)
     assert (text, picture) == ("The tides turn", None)
-    assert "cannot be drawn" in about
+    assert "cannot be rendered" in about
 
 
 def test_invisible_characters_do_not_reach_an_agent():

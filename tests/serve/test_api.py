@@ -15,7 +15,7 @@ from randslot.library.stores.points import page_id
 from randslot.model import open_model
 from randslot.serve.access import Access, Refused
 from randslot.serve.app import make_app
-from randslot.serve.service import Batches
+from randslot.serve.service import Batcher
 from randslot.serve.uploads import UploadLimits
 from support import others
 from support.libraries import ToyReader
@@ -71,7 +71,7 @@ def test_equal_names_are_told_apart_and_equal_files_are_kept_once(client, tmp_pa
 def test_too_many_pages_are_not_read(tmp_path):
     with serving(tmp_path / "lib", ToyReader(), upload_limits=UploadLimits(pages=2)) as service:
         job = upload(client_of(service), "long.pdf", pdf(tmp_path, 3))
-        assert (job["state"], job["error"]) == ("failed", "long.pdf has 3 pages, more than 2")
+        assert (job["state"], job["error"]) == ("failed", "long.pdf has 3 pages: the limit is 2")
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ class Gate:
 
 def test_requests_that_wait_together_are_answered_together():
     gate = Gate(lambda kind, items: [f"{kind} {item}" for item in items])
-    batches = Batches("searches", gate, batch=32, max_waiting=100)
+    batches = Batcher("searches", gate, batch=32, max_waiting=100)
     first = batches.ask("a", 0)
     wait_for(lambda: gate.calls)
     others = [batches.ask("ab"[i % 2], i) for i in range(10)]
@@ -140,7 +140,7 @@ def test_requests_that_wait_together_are_answered_together():
 
 
 def test_a_request_that_fails_does_not_stop_the_others():
-    batches = Batches("searches", lambda kind, items: [1 / item for item in items], batch=1, max_waiting=100)
+    batches = Batcher("searches", lambda kind, items: [1 / item for item in items], batch=1, max_waiting=100)
     with pytest.raises(ZeroDivisionError):
         batches.ask("a", 0).result(60)
     assert batches.ask("a", 2).result(60) == 0.5
@@ -149,11 +149,11 @@ def test_a_request_that_fails_does_not_stop_the_others():
 
 def test_a_full_queue_is_refused():
     gate = Gate(lambda kind, items: items)
-    batches = Batches("searches", gate, batch=1, max_waiting=1)
+    batches = Batcher("searches", gate, batch=1, max_waiting=1)
     batches.ask("a", 1)
     wait_for(lambda: gate.calls)
     batches.ask("a", 2)
-    with pytest.raises(Refused, match="1 searches are waiting"):
+    with pytest.raises(Refused, match="too many searches in the queue \\(1\\)"):
         batches.ask("a", 3)
     gate.door.set()
     batches.close()

@@ -53,9 +53,9 @@ def test_an_upload_that_is_cut_off_leaves_nothing(service, capsys):
     head = b"POST /api/uploads?name=cut.pdf HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999\r\n\r\n"
     with listening(service) as address, socket.create_connection((HOST, int(address.rpartition(":")[2]))) as visitor:
         visitor.sendall(head + b"%PDF-1.4")
-        wait_for(lambda: service.uploads.coming)
+        wait_for(lambda: service.uploads.in_transit)
         visitor.close()
-        wait_for(lambda: not service.uploads.coming)
+        wait_for(lambda: not service.uploads.in_transit)
     assert "Traceback" not in capsys.readouterr().err
 
 

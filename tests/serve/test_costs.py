@@ -9,7 +9,7 @@ import pytest
 from randslot.library import search as library_search
 from randslot.library.library import Library
 from randslot.serve import service as serving_module
-from randslot.serve.service import Batches
+from randslot.serve.service import Batcher
 from randslot.words.analyzer import get_analyzer
 from randslot.words.query import read_query
 from support.pdf import write_pages
@@ -62,7 +62,7 @@ def test_a_slow_search_does_not_hold_up_the_next():
         assert kind == "quick" or gate.wait(60)
         return items
 
-    batches = Batches("searches", answer, batch=32, max_waiting=10, num_threads=2)
+    batches = Batcher("searches", answer, batch=32, max_waiting=10, num_threads=2)
     slow = batches.ask("slow", 1)
     assert batches.ask("quick", 2).result(60) == 2
     assert not slow.done()

@@ -110,7 +110,7 @@ def test_a_visitor_waits_for_a_limited_number_of_images(service, monkeypatch):
     async def ask() -> None:
         waiting = [asyncio.create_task(service.image("id", i, "small", "here", stay)) for i in range(3)]
         await asyncio.sleep(0.1)
-        with pytest.raises(Refused, match="images are being sent"):
+        with pytest.raises(Refused, match="too many pending images"):
             await service.image("id", 4, "small", "here", stay)
         other = asyncio.create_task(service.image("id", 5, "small", "elsewhere", stay))
         await asyncio.sleep(0.1)

@@ -65,7 +65,7 @@ def test_a_body_that_does_not_come_is_refused(port):
         visitor = connect(stack, port, head)
         answer = b"".join(iter(lambda: visitor.recv(65536), b""))
         assert answer.startswith(b"HTTP/1.1 408")
-        assert "too slowly" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert "too slow" in json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
 
 def test_a_connection_in_use_stays_open(port):

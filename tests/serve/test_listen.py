@@ -61,8 +61,8 @@ def test_a_library_is_made_only_if_that_is_asked_for(monkeypatch, capsys, tmp_pa
     [
         ("127.0.0.1", "http://127.0.0.1:80"),
         ("::1", "http://[::1]:80"),
-        ("0.0.0.0", "http://localhost:80, and from elsewhere by this machine's name or address"),
-        ("::", "http://localhost:80, and from elsewhere by this machine's name or address"),
+        ("0.0.0.0", "http://localhost:80, and from other machines by this machine's name or address"),
+        ("::", "http://localhost:80, and from other machines by this machine's name or address"),
     ],
 )
 def test_the_address_can_be_opened(host, shown):

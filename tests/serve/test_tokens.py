@@ -50,7 +50,7 @@ def test_a_token_that_may_read_cannot_change_anything(client, tmp_path, caplog):
         client.delete(f"/api/documents/{id}"),
         client.delete(f"/api/uploads/{id}"),
     ):
-        assert (answer.status_code, answer.json()["error"]) == (403, "the token ann may only read")
+        assert (answer.status_code, answer.json()["error"]) == (403, "the token ann is read-only")
     client.headers.update(bearer(WRITE))
     assert not client.get("/api/status").json()["read_only"]
     assert upload(client, "b.pdf", pdf(tmp_path, 2))["state"] == "done"

@@ -91,7 +91,7 @@ def test_an_upload_that_ended_the_service_three_times_fails(tmp_path):
         wait_for(lambda: not service.uploads.num_waiting())
         jobs = {job["name"]: job for job in client.get("/api/uploads").json()["uploads"]}
     assert jobs["again.pdf"]["state"] == "done"
-    assert (jobs["bad.pdf"]["state"], "ended 3 times" in jobs["bad.pdf"]["error"]) == ("failed", True)
+    assert (jobs["bad.pdf"]["state"], "crashed 3 times" in jobs["bad.pdf"]["error"]) == ("failed", True)
     assert [file.name for file in folder.iterdir()] == ["again.pdf"]
     assert read_json(tmp_path / "lib" / "uploads.json") == {}
 

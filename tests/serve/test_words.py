@@ -259,7 +259,7 @@ def test_a_server_that_is_away_is_told(tmp_path, monkeypatch):
             service.library.add(tmp_path / "a.pdf", workers=1)
             client = client_of(service)
             assert client.get("/api/health").json() == {"status": "ok"}
-            service.library.location.connection.waits = ()
+            service.library.location.connection.backoffs = ()
             standin.fail = lambda method: grpc.StatusCode.UNAVAILABLE
             for answer in (
                 client.post("/api/search", json={"query": "words"}),
@@ -286,6 +286,6 @@ def test_a_library_that_takes_too_long_is_not_healthy(words, visitor, monkeypatc
     monkeypatch.setattr(serving_module, "HEALTH_SECONDS", 0.2)
     monkeypatch.setattr(words.library.manifest, "totals", lambda: door.wait(60) and (0, 0))
     wait_for(lambda: visitor.get("/api/health").status_code == 503)
-    assert "searches are not answered: TimeoutError" in caplog.messages
+    assert "the library does not answer: TimeoutError" in caplog.messages
     door.set()
     wait_for(lambda: visitor.get("/api/health").status_code == 200)

@@ -1,4 +1,4 @@
-"""The commands that measure: `evaluate`, `report`, `analyse`, `compare`, `profile`."""
+"""The evaluation commands: `evaluate`, `report`, `analyse`, `compare`, `profile`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ app = make_app()
 Benchmarks = Annotated[list[str] | None, option("NAME", '"ViDoRe(v3)"; repeatable.', "--benchmark", "-b")]
 Data = Annotated[Path | None, option("FOLDER", "Your own set: pages/, queries.jsonl, qrels.jsonl.")]
 DataRoot = Annotated[Path | None, option("FOLDER", "Copies of the ViDoRe repositories: no network.")]
-Frontier = Annotated[bool, flag("--frontier", help="Also score fewer, narrower and quantised vectors.")]
+Frontier = Annotated[bool, flag("--frontier", help="Also evaluate truncated and quantised vectors.")]
 Format = Annotated[Style, typer.Option("--format", help="Format of the tables.")]
 
 
@@ -110,7 +110,7 @@ def evaluate(
         from ..evaluation.evaluate_search import evaluate_search
 
         if any(value is not None for value in settings.values()) or os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UsageError(f"--by {by} uses the saved settings of the model, in one process")
+            raise UsageError(f"--by {by} uses the model's saved settings in one process: drop options that change them")
         if frontier:
             raise UsageError("--frontier needs --by vectors")
         results = []
@@ -119,7 +119,7 @@ def evaluate(
                 evaluate_search(task, output, by=by, model=model, rerank=rerank, group=group, name=name, tell=tell)
             )
         intervals = [describe_interval(result) for result in results]
-    if results:  # only the first process of torchrun has them
+    if results:  # only in the first process of torchrun
         print("\n".join([*list_means(results), *intervals]))
         print(f"see {output}; for tables: randslot report {output}", file=sys.stderr)
         if frontier:
@@ -127,7 +127,7 @@ def evaluate(
 
 
 def _show_frontier(folders: list[Path], output: Path, style: Style) -> None:
-    """Print the best cuts of each run, and write all of them with a figure."""
+    """Print the size-quality frontier of each run, and write all results with a figure."""
     from ..evaluation.analysis_report import write_report
     from ..evaluation.frontier import compare_bytes
 
@@ -171,7 +171,7 @@ def analyse(
 ) -> None:
     """Analyse cached vectors: budgets, winners, readouts, cost.
 
-    `evaluate` writes these vectors.
+    `randslot evaluate` caches the vectors.
 
     randslot analyse results -o report
     randslot analyse winners results/first results/second
@@ -239,7 +239,7 @@ def compare(
     from ..plots import draw_frontier
 
     if base is not None:
-        raise UsageError("--base is for folders of results. With --data, the first search is the base.")
+        raise UsageError("--base needs folders of results. With --data, the first search is the baseline.")
     task = own_task(data)
     compared = compare_models(
         searches, task, output, both=both, rerank=rerank, trust_remote_code=trust_remote_code, tell=tell
@@ -274,7 +274,7 @@ def profile(
         rows, columns = map(int, page.lower().split("x"))
         budgets = tuple(map(int, vectors.split(",")))
     except ValueError as error:
-        raise UsageError(f"--page is like 48x32 and --vectors like 1,4,6, not {page!r} and {vectors!r}") from error
+        raise UsageError(f"--page {page} --vectors {vectors}: write them as 48x32 and 1,4,6") from error
     protocol = Protocol(rows=rows, columns=columns, budgets=budgets, samples=samples)
     print(write_table(profile(load(model, width=width), protocol), style))
     print(", ".join(f"{name} {value}" for name, value in describe_machine().items() if value), file=sys.stderr)

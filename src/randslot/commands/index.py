@@ -1,4 +1,4 @@
-"""The command `index`: files and folders into a library."""
+"""The command `index`: add files and folders to a library."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from .options import (
     option,
     read_pairs,
     read_passwords,
-    say_stopped,
+    report_interrupt,
     use_own_code,
 )
 
@@ -54,7 +54,7 @@ RAY_ADDRESS = re.compile(r"local|auto|ray://\S+|[\w.-]+:\d+")
 
 
 class IndexCommand(OnceCommand):
-    """Lets `--ray` stand without an address, which Typer does not support."""
+    """Allows `--ray` without an address, which Typer does not support."""
 
     def parse_args(self, context: Any, args: list[str]) -> list[str]:
         args = list(args)
@@ -109,22 +109,22 @@ def index(
     from ..library.sharing import LibraryClient, open_library, share
     from ..library.sources import expand
     from ..library.terminal import (
-        measure_again,
         print_end,
         print_files,
         print_summary,
         show_languages,
         show_progress,
-        show_waiting,
+        show_spinner,
+        update_size,
     )
     from ..pages.ocr import find_engine
     from ..words.language import find_language
 
-    # Wrong values are refused before a library is made.
+    # Validate options before creating a library.
     if dry_run and not prune:
         raise UsageError("--dry-run needs --prune")
     if ray and not RAY_ADDRESS.fullmatch(ray):
-        raise UsageError(f"--ray takes the address of a cluster, as in host:6379, or nothing, not {ray!r}")
+        raise UsageError(f"--ray takes a cluster address such as host:6379, or none, not {ray!r}")
     for option_name, value, least in (("--batch", batch, 1), ("--workers", workers, 0)):
         if value < least:
             raise UsageError(f"{option_name} must be at least {least}, not {value}")
@@ -137,11 +137,11 @@ def index(
     if not no_ocr:
         find_engine()
     has_passwords = read_passwords(password, password_file)
-    strict = strict or (len(paths) == 1 and os.path.isfile(paths[0]))  # somebody asks for this file
+    strict = strict or (len(paths) == 1 and os.path.isfile(paths[0]))  # the user asks for this file
     if quiet:
         logging.getLogger("randslot").setLevel(logging.ERROR)
     silent = quiet or as_json
-    with show_waiting("opening the library" if model is None else "loading the model", silent):
+    with show_spinner("opening the library" if model is None else "loading the model", silent):
         settings: dict[str, Any] = {"page_vectors": page_vectors, "width": width}
         settings |= {"reduction": reduction, "inference": inference}
         settings["slots"] = use_own_code(strategy)
@@ -149,19 +149,19 @@ def index(
         opened = open_library(library, chosen, trust_remote_code=trust_remote_code)
     with opened, share(opened):
         if has_passwords and isinstance(opened, LibraryClient):
-            raise UsageError("another process has the library open, and reads the files: give it the password instead")
+            raise UsageError("another process has the library open and reads the files: pass the password to it")
         if dry_run:
             print_files("would be removed", opened.list_gone(paths))
             return
         if language is not None:
-            with show_progress(silent) as progress, say_stopped(progress):
+            with show_progress(silent) as progress, report_interrupt(progress):
                 opened.read_words(language=language, progress=progress)
             status = opened.status()
             if status.languages and not silent:
-                print(f"the words of the library are {show_languages(status)}")
+                print(f"language: {show_languages(status)}")
         if model is None:
-            gc.set_threshold(100_000, 50, 50)  # usual collections take a fifth of the time of counting words
-        with show_progress(silent) as progress, say_stopped(progress):
+            gc.set_threshold(100_000, 50, 50)  # with the default, collections take a fifth of the indexing time
+        with show_progress(silent) as progress, report_interrupt(progress):
             summary = opened.add(
                 paths,
                 metadata=metadata,
@@ -171,7 +171,7 @@ def index(
                 ray=ray,
                 progress=progress,
             )
-        gone = opened.list_gone(paths)  # only now: a file that was moved is not gone
+        gone = opened.list_gone(paths)  # only now: moved files have new paths
         if gone and not prune and not silent:
             what = "1 file is" if len(gone) == 1 else f"{len(gone):,} files are"
             print(f"{what} no longer on disk: remove {'it' if len(gone) == 1 else 'them'} with --prune")
@@ -185,7 +185,7 @@ def index(
         if not no_ocr:
             read_scans(opened, ocr, summary, workers, silent)
         status = opened.status()
-    status = measure_again(status)
+    status = update_size(status)
     if as_json:
         totals = {"library_pages": status.pages, "library_bytes": status.bytes}
         print(json.dumps(asdict(summary) | totals, indent=2))
@@ -197,7 +197,7 @@ def index(
 
 
 def _open_model(model: str | None, settings: dict[str, Any], trust_remote_code: bool) -> Any:
-    """Return the name of a model, or the model itself if its settings are changed."""
+    """Return the name of a model, or the model itself if its settings change."""
     given = [f"--{name.replace('_', '-')}" for name, value in settings.items() if value is not None]
     if not given:
         return model
@@ -209,14 +209,14 @@ def _open_model(model: str | None, settings: dict[str, Any], trust_remote_code: 
 
 
 def read_scans(opened: Library | LibraryClient, ocr: str, summary: Summary, workers: int, silent: bool) -> None:
-    """Read pages without text by OCR; with `auto`, if an engine is installed."""
+    """Run OCR on pages without text; with `auto`, only if an engine is installed."""
     from ..library.terminal import show_progress
     from ..pages.ocr import find_engine
 
     if ocr == "auto" and (find_engine() is None or not summary.without_text):
         return
     which: Literal["missing", "all"] = "all" if ocr == "all" else "missing"
-    with show_progress(silent) as progress, say_stopped(progress):
+    with show_progress(silent) as progress, report_interrupt(progress):
         start = time.monotonic()
         summary.by_ocr = opened.read_words(ocr=which, workers=workers, progress=progress)
         summary.ocr_seconds = round(time.monotonic() - start, 3)

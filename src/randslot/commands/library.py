@@ -1,4 +1,4 @@
-"""The commands `library ...`: inspect a library, remove files from it, copy it."""
+"""The commands `library ...`: inspect, change, copy or check a library."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .options import (
     confirm,
     flag,
     make_app,
-    say_stopped,
+    report_interrupt,
 )
 
 app = make_app("Inspect, change, copy or check a library.")
@@ -41,11 +41,11 @@ def status(library: Place, as_json: AsJson = False) -> None:
     from dataclasses import asdict
 
     from ..library.sharing import open_library
-    from ..library.terminal import measure_again, print_status
+    from ..library.terminal import print_status, update_size
 
     with open_library(library, create=False) as opened:
         found = opened.status()
-    found = measure_again(found)
+    found = update_size(found)
     if as_json:
         print(json.dumps(asdict(found), indent=2))
     else:
@@ -70,7 +70,7 @@ def words(
     from ..library.terminal import plural, print_end, show_languages, show_progress
 
     with open_library(library, create=False) as opened, share(opened):
-        with show_progress(False) as progress, say_stopped(progress):
+        with show_progress(False) as progress, report_interrupt(progress):
             num = opened.read_words(language=language, workers=workers, progress=progress)
         summary = Summary(without_text=opened.count_without_text())
         if not no_ocr:
@@ -92,7 +92,7 @@ def sketch(
 ) -> None:
     """Speed up vector search of 100,000 pages and more.
 
-    Searches use sketches only if they find what an exact search finds.
+    Searches use sketches only if their recall is at least 98%.
 
     randslot library sketch -l mylib
     randslot library sketch -l mylib --queries questions.txt
@@ -106,14 +106,14 @@ def sketch(
     with Library(library, create=False) as opened:
         if remove:
             opened.remove_sketches()
-            print("sketches removed: vector searches score all pages")
+            print("sketches removed: vector search scores all pages")
             return
         with show_progress(False) as progress:
             made = opened.make_sketches(texts, progress=progress)
     print(f"{plural(made.pages, 'page')} with sketches; each vector search rescores {made.candidates:,} candidates")
     print(f"recall@5 on {made.queries} held-out queries: {100 * made.recall:.1f}%")
     if made.pages < 20_000:
-        print("searches of fewer than 20,000 pages gain little: --remove deletes the sketches")
+        print("with fewer than 20,000 pages, sketches help little: --remove deletes them")
 
 
 @app.command()
@@ -153,7 +153,7 @@ def list_files(library: Place, as_json: AsJson = False) -> None:
     for file in files:
         notes = [plural(file.num_pages, "page")]
         if file.state != "done":
-            notes.append("not complete yet")
+            notes.append("incomplete")
         for key, value in file.metadata.items():
             notes.append(f"{key}={value}")
         print(f"{shorten(file.source)}  ({', '.join(notes)})")
@@ -201,7 +201,7 @@ def remove(
         print_files("removed", sources)
         size = opened.status().bytes
     pages = sum(file.num_pages for file in files)
-    print(f"{plural(pages, 'page')} removed; the library takes {show_bytes(size)} until it is compacted")
+    print(f"{plural(pages, 'page')} removed; {show_bytes(size)} on disk until the library is compacted")
 
 
 @app.command()
@@ -228,14 +228,15 @@ def copy(
     real = [os.path.realpath(os.path.expanduser(place)) for place in (source, target)]
     if real[0] == real[1] and not is_address(source):
         raise UsageError(SAME)
-    with show_progress(as_json) as progress, say_stopped(progress):
+    with show_progress(as_json) as progress, report_interrupt(progress):
         copied = copy_between(source, target, progress, page_vectors, width)
     if as_json:
         print(json.dumps(asdict(copied), indent=2))
     else:
         what = f"{plural(copied.files, 'file')} with {plural(copied.pages, 'page')} copied"
-        print(f"{what}, {plural(copied.known, 'file')} there already")
-        print(f"compared: all pages of {plural(copied.compared, 'file')}, {copied.sampled} of them number by number")
+        print(f"{what}, {plural(copied.known, 'file')} already there")
+        checked = f"page counts of {plural(copied.compared, 'file')}, content of {plural(copied.sampled, 'page')}"
+        print(f"verified: {checked}")
         for note in copied.notes:
             print(f"note: {readable(note)}")
     for line in copied.problems:
@@ -246,7 +247,7 @@ def copy(
 
 @app.command()
 def backup(target: Annotated[str, typer.Argument(help="New folder.")], library: Place) -> None:
-    """Copy the folder of a library, also while it is in use.
+    """Back up a library folder, even while in use.
 
     randslot library backup /mnt/backup/mylib-2026-11-18 -l mylib
     """
@@ -256,7 +257,7 @@ def backup(target: Annotated[str, typer.Argument(help="New folder.")], library: 
 
     with open_library(library, create=False) as opened:
         size = opened.backup(target) if isinstance(opened, LibraryClient) else backup_library(opened, Path(target))
-    print(f"{show_bytes(size)} in {target}: a library like any other (randslot search -l {target})")
+    print(f"{show_bytes(size)} in {target}; search it with randslot search -l {target}")
 
 
 @app.command()
@@ -282,6 +283,6 @@ def verify(
     elif repair:
         print("repaired: index the files again to restore them")
     if pending:
-        print(f"{plural(pending, 'file')} not complete yet: index again to resume")
+        print(f"{plural(pending, 'file')} incomplete: index again to resume")
     if problems and not repair:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""The commands that make models: `train`, `distill`, `pairs`, `mine`, `export`."""
+"""The model commands: `train`, `distill`, `pairs`, `mine`, `export`."""
 
 from __future__ import annotations
 
@@ -167,12 +167,12 @@ def mine(
 
     first, last = ranks
     if not 1 <= first <= last <= 1000:
-        raise UsageError(f"--ranks {first} {last}: from 1 to 1000, the first below the last")
+        raise UsageError(f"--ranks {first} {last}: pass two ranks from 1 to 1000, the lower first")
     loaded = load_pairs(pairs, "train", "query", "image")
     with Library(library, create=False) as opened:
         rows = mine(loaded, opened, Mining(num, first, last, margin), by)
     if not rows:
-        raise RandSlotError(f"no query of {pairs} has {num} negatives: try more ranks, or a smaller margin")
+        raise RandSlotError(f"no query of {pairs} has {num} negatives: widen --ranks or lower --margin")
     write_pairs(rows, Path(), output)
     print(f"{len(rows)} queries with {num} negatives each in {output}; pairs: {len(loaded)}")
 

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options and helpers shared by commands."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..extras import needs_extra
 from ..library.address import default_library
 
 if TYPE_CHECKING:
-    from ..library.terminal import Progressing
+    from ..library.terminal import ProgressReporter
 
-ADVANCED = "Advanced"  # the help panel of options that few people need
+ADVANCED = "Advanced"  # help panel of rarely used options
 DEFAULT = "your default library"
 
 
 def make_app(help: str | None = None) -> typer.Typer:
-    """Return an app for the commands of a module. Its help is plain text: Rich takes a quarter of a second."""
+    """Create an app for the commands of a module. Its help is plain text: Rich takes 0.25 s."""
     return typer.Typer(help=help, no_args_is_help=bool(help), add_completion=False, rich_markup_mode=None)
 
 
@@ -41,12 +41,12 @@ def option(
     min: float | None = None,
     max: float | None = None,
 ) -> Any:
-    """Return an option with a value; shown: its default in the help text."""
+    """Return an option with a value. shown: its default in the help text."""
     return typer.Option(*names, metavar=metavar, help=help, rich_help_panel=panel, show_default=shown, min=min, max=max)
 
 
 class QuickValue:
-    """Converts texts and numbers without pydantic, which Typer imports for every parameter: 0.1 s."""
+    """Converts strings and numbers without pydantic, which Typer would import (0.1 s)."""
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
         kind: Any = param.type_descriptor.annotation
@@ -54,32 +54,32 @@ class QuickValue:
             return () if param.multiple or param.nargs == -1 else None
         if kind == list[str]:
             return list(value)
-        if isinstance(kind, type) and isinstance(value, kind):  # a text, or a default
+        if isinstance(kind, type) and isinstance(value, kind):  # a string, or a default
             return value
-        if value in get_args(kind):  # of a Literal
+        if value in get_args(kind):  # a Literal
             return value
         if kind is int and value.isdecimal() and param.min is None and param.max is None:
             return int(value)
-        param._runtime_param = None  # Typer's own, which also has its messages
+        param._runtime_param = None  # fall back to Typer, which also has the error messages
         return param.get_runtime_param().coerce(value, param=param, ctx=ctx)
 
 
 def use_quick_values(params: list[Any]) -> list[Any]:
-    """Let parameters of a command be converted by `QuickValue`."""
+    """Convert the parameters of a command with `QuickValue`."""
     for param in params:
         param._runtime_param = QuickValue()
     return params
 
 
 class OnceCommand(TyperCommand):
-    """A command with plain help in sections. It refuses an option that is given twice: the last one would win."""
+    """A command with plain help in sections. It refuses duplicate options, of which Typer keeps the last."""
 
     def get_params(self, context: Any) -> list[Any]:
         return use_quick_values(super().get_params(context))
 
     def format_help_text(self, context: Any, formatter: Any) -> None:
         formatter.write_paragraph()
-        with formatter.indentation():  # \b: examples keep their lines
+        with formatter.indentation():  # \b: do not rewrap examples
             formatter.write_text((self.help or "").replace("\n\nrandslot", "\n\n\b\nrandslot"))
 
     def format_options(self, context: Any, formatter: Any) -> None:
@@ -103,7 +103,7 @@ class OnceCommand(TyperCommand):
 
 
 def write_sections(formatter: Any, sections: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """Write the sections of a help text: their titles, and rows of a name and its description."""
+    """Write the sections of a help text: titles, and rows of names with descriptions."""
     for title, rows in sections.items():
         with formatter.section(title):
             formatter.write_dl(rows)
@@ -128,7 +128,7 @@ Places = Annotated[
         "Library folder or address; several are searched together.",
         "--library",
         "-l",
-        shown="your default library",
+        shown=DEFAULT,
     ),
 ]
 ModelPlace = Annotated[str | None, option("MODEL", "The library's model, if it has moved.", panel=ADVANCED)]
@@ -152,7 +152,7 @@ Ocr = Annotated[
     Literal["auto", "missing", "all"], option("auto|missing|all", "Pages to OCR; auto: missing, if installed.", "--ocr")
 ]
 NoOcr = Annotated[bool, flag("--no-ocr", help="Skip OCR.")]
-Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask.")]
+Yes = Annotated[bool, flag("--yes", "-y", help="Do not ask for confirmation.")]
 FollowLinks = Annotated[bool, flag("--follow-links", panel=ADVANCED, help="Also read folders behind links.")]
 Password = Annotated[
     list[str] | None, option("TEXT", "PDF password; repeatable; - prompts for it.", "--password", panel=ADVANCED)
@@ -164,7 +164,7 @@ AsJson = Annotated[bool, flag("--json", help="Print JSON.")]
 
 
 def use_own_code(strategy: str | None) -> str | None:
-    """Make a user's strategy known; return its name."""
+    """Register a custom strategy; return its name."""
     if not strategy:
         return None
     with needs_extra():
@@ -173,7 +173,7 @@ def use_own_code(strategy: str | None) -> str | None:
 
 
 def read_passwords(given: list[str] | None, file: Path | None) -> bool:
-    """Take the passwords of PDFs for this process and its workers; they are stored nowhere. Return whether any came."""
+    """Set the PDF passwords of this process and its workers, without storing them; return whether there are any."""
     from ..files import read_lines
     from ..pages.pdf import use_passwords
 
@@ -199,19 +199,19 @@ def read_pairs(given: list[str], option: str) -> dict[str, Any]:
 
 
 def confirm(what: str, sources: list[str]) -> bool:
-    """Show files and ask whether to remove them; the answer is no without a terminal."""
+    """List files and ask whether to remove them; without a terminal, the answer is no."""
     from ..library.terminal import print_files
 
     print_files(what, sources)
     if not sys.stdin.isatty():
-        print("nothing was removed: --yes does it without asking", file=sys.stderr)
+        print("nothing was removed: pass --yes to confirm", file=sys.stderr)
         return False
     return typer.confirm("Remove them from the library? The files themselves stay.")
 
 
 @contextmanager
-def say_stopped(progress: Progressing) -> Iterator[None]:
-    """On Ctrl-C, say how far the run got."""
+def report_interrupt(progress: ProgressReporter) -> Iterator[None]:
+    """Report progress on Ctrl-C."""
     from ..library.terminal import plural
 
     try:
@@ -220,11 +220,11 @@ def say_stopped(progress: Progressing) -> Iterator[None]:
         progress.bar.stop()
         done = f"{plural(progress.pages, 'page')} stored, {plural(progress.files, 'file')} complete"
         if progress.stage == "scans":
-            done = f"all files are stored, and {plural(progress.pages, 'page')} read by OCR"
+            done = f"all files stored, {plural(progress.pages, 'page')} read by OCR"
         print(f"randslot: stopped: {done}; run the command again to resume", file=sys.stderr)
         raise typer.Exit(130) from None
 
 
 def tell(line: str) -> None:
-    """Print a line about progress on stderr."""
+    """Print a progress line on stderr."""
     print(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The command `paper`: reproduce the paper's tables in steps that resume."""
+"""The command `paper`: reproduce the paper's tables, step by step; it can resume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STRATEGIES = ("random", "zero", "fixed", "learned", "feedback")
 
 @dataclass(frozen=True)
 class Step:
-    """One command of the reproduction; text: the file for what it prints, if it does not write files itself."""
+    """One command of the reproduction. text: the file for its output, if it writes none itself."""
 
     name: str
     words: list[str]
@@ -81,10 +81,9 @@ def paper(
 
 
 def list_steps(folder: Path, recipes: list[str], changes: list[str], seeds: bool, data_root: Path | None) -> list[Step]:
-    """Return the steps in their order: all of the first backbone, then all of the second, then the tables.
+    """Return the steps in order: each backbone, then the tables.
 
-    The paper sweeps budgets and analyses readouts on its first backbone, and repeats random and zero slots there with
-    other seeds.
+    As in the paper, only the first backbone has budget sweeps, readout analysis, and more seeds of random and zero.
     """
     copies = ["--data-root", str(data_root)] if data_root else []
     benchmarks = [word for name in BENCHMARKS for word in ("-b", name)]
@@ -96,13 +95,13 @@ def list_steps(folder: Path, recipes: list[str], changes: list[str], seeds: bool
         if seeds and is_first:
             runs += [(slots, seed) for seed in (123, 2024) for slots in ("random", "zero")]
         for slots, seed in runs:
-            model = f"{Path(recipe).name.removesuffix('.toml')}-{slots}"  # runs of one name are averaged over seeds
+            model = f"{Path(recipe).name.removesuffix('.toml')}-{slots}"  # tables average runs of one name over seeds
             name = model if seed == 42 else f"{model}-{seed}"
             run = str(folder / "runs" / name)
             values = [*changes, f"slots={slots}", f"seed={seed}"]
             sets = [word for value in values for word in ("--set", value)]
             steps.append(Step(f"train {name}", ["train", recipe, "--resume", *sets, "-o", run]))
-            if is_first and seed == 42:  # first, so that smaller budgets are read from its vectors
+            if is_first and seed == 42:  # first, so that smaller budgets reuse its vectors
                 eight = ["--query-vectors", "8", "--page-vectors", "8", "--name", name, "-o", str(folder / "budgets")]
                 words = ["evaluate", run, "-b", BENCHMARKS[2], *eight, *shared, *copies]
                 steps.append(Step(f"evaluate {name} with 8 vectors", words))
@@ -115,14 +114,14 @@ def list_steps(folder: Path, recipes: list[str], changes: list[str], seeds: bool
 
 
 def list_words(step: Step, devices: int) -> list[str]:
-    """Return the command of a step as people type it."""
+    """Return the command line of a step."""
     if step.is_parallel and devices > 1:
         return ["torchrun", "--standalone", "--nproc-per-node", str(devices), "-m", "randslot", *step.words]
     return ["randslot", *step.words]
 
 
 def launch(step: Step, devices: int) -> int:
-    """Run a step in processes of its own and return its exit code."""
+    """Run a step in subprocesses; return its exit code."""
     command = list_words(step, devices)
     if command[0] == "torchrun":
         command = [sys.executable, "-m", "torch.distributed.run", *command[1:]]
@@ -136,7 +135,7 @@ def launch(step: Step, devices: int) -> int:
 
 
 def describe(steps: list[Step], devices: int) -> str:
-    """Return the plan: hours and disk space of each step, computed on the meta device before anything is downloaded."""
+    """Return the plan: estimated hours and disk space of each step, without downloading anything."""
     import torch
 
     from ..evaluation.tasks import count_pages

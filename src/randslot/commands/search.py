@@ -1,4 +1,4 @@
-"""The command `search`: pages of a library."""
+"""The command `search`: find pages in libraries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class SearchCommand(OnceCommand):
         for arg in args[:end]:
             if not self._is_excluded(arg):
                 options.append(arg)
-            elif " " in arg:  # a phrase, whose quotes the shell has taken: -"income tax"
+            elif " " in arg:  # a phrase without the quotes that the shell removed: -"income tax"
                 excluded.append(f'-"{arg[1:]}"')
             else:
                 excluded.append(arg)
@@ -59,8 +59,8 @@ class SearchCommand(OnceCommand):
         if not re.match(r"-[^\W\d_]{3}", arg):  # -l and -k10 are options
             return False
         if any(f"-{arg}" in param.opts for param in self.params) or arg == "-help":
-            raise UsageError(f"-{arg} is an option: to exclude the word, put the query into quotes")
-        return not (arg.startswith("-l") and os.path.exists(arg[2:]))  # -lmylib: an option with its value
+            raise UsageError(f"-{arg} is an option: to exclude the word, quote the whole query")
+        return not (arg.startswith("-l") and os.path.exists(arg[2:]))  # -lmylib is an option with its value
 
 
 @app.command(cls=SearchCommand)
@@ -113,7 +113,7 @@ def search(
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads take 0.1 s of CPU to start
     from ..library.sharing import open_library
-    from ..library.terminal import open_hit, print_csv, print_hits, print_paths, print_template, show_waiting
+    from ..library.terminal import open_hit, print_csv, print_hits, print_paths, print_template, show_spinner
 
     if as_json + as_csv + bool(template) + null > 1:
         raise UsageError("use only one of --json, --csv, --format and --null")
@@ -133,7 +133,7 @@ def search(
     notes: list[str] = []
     for place in places:
         with (
-            show_waiting("searching"),
+            show_spinner("searching"),
             open_library(
                 place, model, query_model=query_model, create=False, trust_remote_code=trust_remote_code
             ) as opened,
@@ -187,7 +187,7 @@ def search(
 
 
 def merge_results(found: list[list[QueryResult]], places: list[str], k: int) -> list[QueryResult]:
-    """Return the results of several libraries as one list each: by rank, since their scores do not compare."""
+    """Merge the results of several libraries by rank: their scores are not comparable."""
     merged = []
     for results in zip(*found, strict=True):
         ranked = []
@@ -200,7 +200,7 @@ def merge_results(found: list[list[QueryResult]], places: list[str], k: int) -> 
 
 
 def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], filters: dict[str, Any]) -> list[str]:
-    """Return notes on the library and on what was not found."""
+    """Return notes on the library and on missing results."""
     from ..library.terminal import plural, readable
     from ..pages.ocr import show_advice
 
@@ -220,7 +220,7 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
             notes.append(result.rerank_note)
         if result.unknown:
             words = [readable(word if len(word) <= 60 else f"{word[:60]}…") for word in result.unknown]
-            similar = ": the pages found are only similar in meaning" if result.by == "vectors" and result.hits else ""
+            similar = ": hits are only similar in meaning" if result.by == "vectors" and result.hits else ""
             notes.append(pages + " has " + " or ".join(f'"{word}"' for word in words) + similar)
         if num := result.without_text:
             notes.append(f"keyword search cannot find {plural(num, 'page')} without text: {show_advice()}")

@@ -115,7 +115,7 @@ def watch(
 
     places = _list_folders(folders)
     read_passwords(password, password_file)
-    with open_library(library):  # create it if missing
+    with open_library(library):  # creates it if missing
         pass
     shared = SharedLibrary(library)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -191,4 +191,4 @@ def demo(
     file = run_demo(output, query or [])
     print(f"see the pages in {file}")
     if show and not webbrowser.open(file.resolve().as_uri()):
-        print("no browser could be opened here: open that file yourself")
+        print("could not open a browser: open the file yourself")

@@ -1,1 +1,1 @@
-"""Retrievers for frameworks: a file each, which imports its framework. Nothing else imports these files."""
+"""Retrievers for frameworks, one module each. Nothing else imports these modules."""

@@ -26,12 +26,12 @@ class RandSlotRetriever:
         filters: dict[str, Any] | None = None,
         pictures: bool = False,
     ) -> None:
-        """library: an open one, its folder or its address. top_k: how many pages. by, filters: as in `Library.search`.
+        """library: an open one, its folder or its address. top_k: number of pages. by, filters: as in `Library.search`.
 
-        pictures: put the picture of each page into `blob`, as a JPEG; `randslot.integrations.pages.read_picture` gives
-        it later, too.
+        pictures: add the image of each page as `blob`, a JPEG; or call `randslot.integrations.pages.read_picture` when
+        needed.
         """
-        # As attributes and plain values, Haystack saves them with a pipeline.
+        # Haystack serializes plain attributes with a pipeline.
         self.library = library if isinstance(library, Library) else os.fspath(library)
         self.top_k, self.by, self.filters, self.pictures = top_k, by, filters, pictures
         self.finder = Finder(library, top_k, by, filters)
@@ -40,7 +40,7 @@ class RandSlotRetriever:
     def run(
         self, query: str, top_k: int | None = None, filters: dict[str, Any] | None = None
     ) -> dict[str, list[Document]]:
-        """Return the best pages; top_k and filters: in place of its own."""
+        """Return the best pages; top_k and filters override the defaults."""
         documents = []
         for text, metadata in self.finder.find(query, top_k, filters):
             blob = ByteStream(read_picture(metadata), mime_type=PICTURE_TYPE) if self.pictures else None

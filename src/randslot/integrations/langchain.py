@@ -18,9 +18,9 @@ with needs_extra():
 class RandSlotRetriever(BaseRetriever):
     """Finds pages of a library: `RandSlotRetriever(library="mylib", k=3).invoke("deferred tax")`.
 
-    library: an open `Library`, its folder or its address. k: how many pages. by, filters: as in `Library.search`.
-    pictures: put the picture of each page into its metadata, as base64 of a JPEG; without it, `read_picture` of
-    `randslot.integrations.pages` gives it when it is needed.
+    library: an open `Library`, its folder or its address. k: number of pages. by, filters: as in `Library.search`.
+    pictures: add the image of each page to its metadata, as a base64 JPEG; or call
+    `randslot.integrations.pages.read_picture` when needed.
     """
 
     model_config = ConfigDict(extra="forbid")

@@ -31,16 +31,16 @@ class RandSlotRetriever(BaseRetriever):
         pictures: bool = False,
         callback_manager: CallbackManager | None = None,
     ) -> None:
-        """library: an open one, its folder or its address. k: how many pages. by, filters: as in `Library.search`.
+        """library: an open one, its folder or its address. k: number of pages. by, filters: as in `Library.search`.
 
-        pictures: return image nodes, with the picture of each page as base64 of a JPEG; without it, `read_picture` of
-        `randslot.integrations.pages` gives it when it is needed.
+        pictures: return image nodes, with each page as a base64 JPEG; or call
+        `randslot.integrations.pages.read_picture` when needed.
         """
         super().__init__(callback_manager=callback_manager)
         self.finder, self.pictures = Finder(library, k, by, filters), pictures
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        hidden = ["document", "id", "score", "by", "snippet"]  # of no use to a language model that reads the page
+        hidden = ["document", "id", "score", "by", "snippet"]  # useless to a language model that reads the page
         nodes = []
         for text, metadata in self.finder.find(query_bundle.query_str):
             about = {"id_": metadata["id"], "text": text, "metadata": metadata, "excluded_llm_metadata_keys": hidden}

@@ -1,4 +1,4 @@
-"""What the retrievers of all frameworks share: find pages with their text and metadata, and draw their pictures."""
+"""Code shared by the retrievers: find pages with their text and metadata, and render them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PICTURE_TYPE = "image/jpeg"
 
 
 class Finder:
-    """Finds pages in a library, from any thread."""
+    """Finds pages in a library. Thread-safe."""
 
     def __init__(
         self,
@@ -30,19 +30,19 @@ class Finder:
         by: By | None = None,
         filters: Mapping[str, Any] | None = None,
     ) -> None:
-        """library: an open one, its folder or its address. k: how many pages. by, filters: as in `Library.search`."""
+        """library: an open one, its folder or its address. k: number of pages. by, filters: as in `Library.search`."""
         self.shared, self.k, self.by, self.filters = SharedLibrary(library), k, by, dict(filters or {})
 
     def find(
         self, query: str, k: int | None = None, filters: Mapping[str, Any] | None = None
     ) -> list[tuple[str, dict[str, Any]]]:
-        """Return the texts of the best pages, identical ones once, each with the metadata that `read_picture` needs.
+        """Return the texts of the best distinct pages, with the metadata that `read_picture` needs.
 
-        k, filters: in place of its own. Errors: UsageError for filters that are not names and values.
+        k, filters: override the defaults. Errors: UsageError for filters with operators.
         """
         chosen = self.filters if filters is None else dict(filters)
         if "operator" in chosen and chosen.keys() & {"field", "conditions"}:
-            raise UsageError('filters are names and values, as in {"year": 2026}: there are no operators')
+            raise UsageError('operators are not supported: pass filters such as {"year": 2026}')
         pages = []
         with self.shared.use() as library:
             for hit in library.search_all([query], k or self.k, by=self.by, filters=chosen, collapse=True)[0]:
@@ -58,10 +58,10 @@ class Finder:
 
 
 def read_picture(metadata: Mapping[str, Any], pixels: int = PICTURE_PIXELS) -> bytes:
-    """Return the picture of a page as a JPEG of limited size; metadata: of a page that a retriever returned."""
+    """Render a page as a JPEG of limited size. metadata: of a page from a retriever."""
     return to_jpeg(render_file_page(Path(metadata["source"]), int(metadata["page"]), pixels), PICTURE_BYTES)
 
 
 def encode_picture(metadata: Mapping[str, Any], pixels: int = PICTURE_PIXELS) -> str:
-    """Return the picture of a page as base64 of a JPEG, as chat models take it."""
+    """Render a page as a base64 JPEG, as chat models expect."""
     return base64.b64encode(read_picture(metadata, pixels)).decode()

@@ -1,1 +1,1 @@
-"""A folder of PDFs in, ranked pages out: files, their pages, a store of vectors, and searches in it."""
+"""Libraries: index files, store their pages and vectors, and search them."""

@@ -1,6 +1,6 @@
-"""Where libraries are: the one of this user, or on a server, as in qdrant://host:6334/collection?shards=6&replicas=2.
+"""Library addresses: the default folder, or a server, as in qdrant://host:6334/collection?shards=6&replicas=2.
 
-Several nodes of a cluster are named with commas: qdrant://a:6334,b:6334,c:6334/collection.
+Commas separate the nodes of a cluster: qdrant://a:6334,b:6334,c:6334/collection.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ..errors import UsageError
 from ..files import data_folder
 
 SETTINGS = ("shards", "replicas")  # of a new collection
-FILES = "-files"  # what the collection beside the pages is called
+FILES = "-files"  # suffix of the collection that lists the files
 
 
 @dataclass(frozen=True)
 class Address:
-    """A collection on a server. Two settings are for a new one: how it is cut into shards and copied to nodes.
+    """A collection on a server.
 
-    others: more nodes of the same cluster, with their ports, to ask when the first does not answer.
+    shards, replicas: for a new collection. others: fallback nodes of the same cluster, with their ports.
     """
 
     host: str
@@ -44,7 +44,7 @@ class Address:
 
     @property
     def folder(self) -> Path:
-        """Where this machine keeps images and uploads of the library, which have no other file."""
+        """The local folder for images and uploads of the library."""
         return data_folder() / f"{self.host}-{self.port}" / self.collection
 
 
@@ -54,12 +54,12 @@ def default_library() -> Path:
 
 
 def is_address(place: str) -> bool:
-    """Whether a library is named by the address of a server, and not by a folder."""
+    """Whether a place is a server address, not a folder."""
     return "://" in place or place.startswith(("qdrant:", "qdrants:"))
 
 
 def read_address(text: str) -> Address:
-    """Read an address."""
+    """Parse a server address."""
     if "@" in text:
         raise UsageError("an address must not contain a key: set QDRANT_API_KEY")
     found = re.fullmatch(r"(qdrants?)://([^/?#]+)/([\w.-]+)/?(?:\?([^#]*))?", text, re.ASCII)
@@ -72,13 +72,13 @@ def read_address(text: str) -> Address:
         found = None
     if not found or len(set(nodes)) < len(nodes) or not all(host for host, _ in nodes):
         form = "qdrant://HOST:6334/COLLECTION (several nodes: HOST,HOST,HOST), or qdrants:// with TLS"
-        raise UsageError(f"{text!r} is not the address of a library: write {form}")
+        raise UsageError(f"{text!r} is not a library address: write {form}")
     if found[3].endswith(FILES):
-        raise UsageError(f"a collection that ends with {FILES} holds the list of files of another: open that one")
+        raise UsageError(f"{found[3]} lists the files of a library: open {found[3].removesuffix(FILES)} instead")
     settings: dict[str, Any] = {}
     for name, value in parse_qsl(found[4] or "", keep_blank_values=True):
         if name not in SETTINGS or not value.isdecimal() or not 1 <= int(value) <= 10_000:
-            raise UsageError(f"{name}={value} in {text!r}: an address takes {' and '.join(SETTINGS)}, from 1 to 10,000")
+            raise UsageError(f"{name}={value} in {text!r}: set {' and '.join(SETTINGS)} only, from 1 to 10,000")
         settings[name] = int(value)
     (host, port), *others = nodes
     return Address(host, found[3], port, found[1] == "qdrants", **settings, others=tuple(others))

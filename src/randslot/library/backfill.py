@@ -1,4 +1,4 @@
-"""Give stored pages what they lack: words first, because they are cheap, then vectors or OCR."""
+"""Backfill stored pages: text first, because it is cheap, then vectors or OCR."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .workers import WorkerPool
 if TYPE_CHECKING:
     from .library import Library
 
-BATCH = 32  # pages to count at once
+BATCH = 32  # pages to reindex at once
 Ocr = Literal["missing", "all"]
 
 
 @dataclass
 class Backfill:
-    """One run over the stored pages of a library whose write lease is held; `stop` is asked after each page."""
+    """One run over the stored pages; the caller holds the write lease. stop: called after each page."""
 
     library: Library
     pool: WorkerPool
@@ -34,11 +34,11 @@ class Backfill:
     stop: Callable[[], bool] = lambda: False
 
     def complete(self, reader: FileReader) -> int:
-        """Read and encode what stored pages lack; return how many were encoded."""
+        """Backfill text and vectors; return the number of encoded pages."""
         binding = self.library.binding
         is_changed = self.library.words.begun
         if is_changed:
-            self._count_again()
+            self._reindex_words()
         num_read = self._read(("",), by_ocr=False)
         encoded = 0
         if binding is not None:
@@ -48,9 +48,9 @@ class Backfill:
         return encoded
 
     def read_words(self, language: str | None, ocr: Ocr | None) -> int:
-        """Read the words of pages that have none yet; count all again if another language is named.
+        """Backfill text, with OCR if asked; return the number of pages read.
 
-        Return how many were read. If the model reads text, what OCR has read is encoded.
+        A new language reindexes all words. If the model reads text, OCR text is encoded too.
         """
         words = self.library.words
         each = language == "auto"
@@ -58,10 +58,10 @@ class Backfill:
             ids = [page.id for page in self.library.store.find(("layer", "ocr"))]
             sample = self.library.store.read(ids[:: max(len(ids) // SAMPLE, 1)]).values()
             language = detect_language([page.text.text for page in sample if page.text]) or words.language
-        has_others = not each and len(words.languages) > 1  # they came by a copy
+        has_others = not each and len(words.languages) > 1  # from a copied library
         if language and (has_others or (language, each) != (words.language, words.each)):
             words.set((language,), each, begun=True)
-        if words.begun and not self._count_again():
+        if words.begun and not self._reindex_words():
             return 0
         num = self._read(("",), by_ocr=False)
         if ocr is not None:
@@ -74,8 +74,8 @@ class Backfill:
 
     # -- words
 
-    def _count_again(self) -> bool:
-        """Count the words of all stored texts again, by other settings; return False if it was stopped."""
+    def _reindex_words(self) -> bool:
+        """Reindex the words of all stored texts; return False if it was stopped."""
         store, words = self.library.store, self.library.words
         words.counts.clear()
         if words.vocabulary:
@@ -98,33 +98,33 @@ class Backfill:
         return True
 
     def _read(self, origins: tuple[Origin, ...], *, by_ocr: bool) -> int:
-        """Read the text of pages by their origin; return how many have text."""
+        """Read the text of pages with these origins; return how many have text."""
         words = self.library.words
         wanted = self._list_wanted(self.library.store.find(origins))
         num = 0
 
-        def read_some(some: WantedPages) -> list[PageText | RandSlotError]:
+        def read_batch(batch: WantedPages) -> list[PageText | RandSlotError]:
             if not by_ocr:
-                return self.pool.read_texts(some.source, some.numbers)
+                return self.pool.read_texts(batch.source, batch.numbers)
             try:
-                return [self.pool.read_by_ocr(some.source, some.numbers[0])]
+                return [self.pool.read_by_ocr(batch.source, batch.numbers[0])]
             except RandSlotError as error:
                 return [error]
 
         def read() -> Iterator[tuple[int, list[StoredPage]]]:
             nonlocal num
-            work = (some for pages in wanted for some in pages.split(1 if by_ocr else 16))
-            for some, future in self.pool.ahead(read_some, work, 4 * len(self.pool.workers)):
+            work = (batch for pages in wanted for batch in pages.split(1 if by_ocr else 16))
+            for batch, future in self.pool.ahead(read_batch, work, 4 * len(self.pool.workers)):
                 stored = []
-                for number, text in zip(some.numbers, future.result(), strict=True):
+                for number, text in zip(batch.numbers, future.result(), strict=True):
                     if isinstance(text, RandSlotError):
                         page = StoredText("failed" if by_ocr else "none")
                     elif by_ocr:
-                        page = words.read_page(text, "ocr", some.source, "blank")
+                        page = words.read_page(text, "ocr", batch.source, "blank")
                     else:
-                        page = words.read_page(text, "layer", some.source)
+                        page = words.read_page(text, "layer", batch.source)
                     num += bool(page.text)
-                    stored.append(StoredPage(some.file, number, "", None, page))
+                    stored.append(StoredPage(batch.file, number, "", None, page))
                 yield len(stored), stored
 
         self._update("scans" if by_ocr else "words", sum(len(pages.numbers) for pages in wanted), read())
@@ -133,7 +133,7 @@ class Backfill:
     # -- vectors
 
     def _encode(self, reader: FileReader) -> int:
-        """Encode pages that have no vectors; return how many were encoded."""
+        """Encode pages without vectors; return how many were encoded."""
         wanted = self._list_wanted(self.library.store.find(None, vectors=False))
         num = 0
 
@@ -153,7 +153,7 @@ class Backfill:
     def _encode_texts(self, *, again: bool, batch: int = 8) -> int:
         """Encode the stored texts of pages without vectors; return how many were encoded.
 
-        again: also of pages with vectors, if their text has changed since.
+        again: also of pages whose text has changed since they were encoded.
         """
         store = self.library.store
         ids = [page.id for page in store.find(("layer", "ocr"), vectors=None if again else False)]
@@ -179,10 +179,10 @@ class Backfill:
         self._update("vectors", len(ids), encode())
         return num
 
-    # -- both
+    # -- shared
 
     def _list_wanted(self, found: Iterable[StoredPage]) -> list[WantedPages]:
-        """Return pages of complete files that are still in their place, file by file in the order of their names."""
+        """Return pages of complete files that still exist, sorted by source."""
         numbers: dict[str, list[int]] = {}
         for page in found:
             numbers.setdefault(page.file, []).append(page.number)
@@ -193,7 +193,7 @@ class Backfill:
         return wanted
 
     def _update(self, stage: str, total: int, batches: Iterable[tuple[int, list[StoredPage]]]) -> bool:
-        """Store batches, each with the number of pages it was made from; return False if that was stopped."""
+        """Store batches, each with the number of pages processed; return False if it was stopped."""
         store = self.library.store
         done = 0
         flushed_at = time.monotonic()
@@ -201,7 +201,8 @@ class Backfill:
             if pages:
                 store.update(pages)
             done += num
-            if stage in ("scans", "vectors") or time.monotonic() - flushed_at >= SAFE_SECONDS:  # what is dear, at once
+            is_expensive = stage in ("scans", "vectors")
+            if is_expensive or time.monotonic() - flushed_at >= SAFE_SECONDS:
                 store.flush()
                 flushed_at = time.monotonic()
             self.report(Progress(0, 0, done, total, stage=stage))

@@ -1,4 +1,4 @@
-"""Copy a library: pages as they are stored, file by file, then compare both. Or back up its folder."""
+"""Copy a library page by page and verify the copy, export it, or back up its folder."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .results import Progress
 from .stores.points import StoredPage, page_id
 from .stores.store import pages_at_once
 
-PAGES = 256  # to read and write at once, if they are small
-OWN_FILES = ("lock", "owner", "files.sqlite", "files.sqlite-wal", "files.sqlite-shm")  # not copied as they are
+PAGES = 256  # at most, to read and write at once
+OWN_FILES = ("lock", "owner", "files.sqlite", "files.sqlite-wal", "files.sqlite-shm")  # not copied byte by byte
 SAME = "source and target are the same library: choose another target"
 
 
 @dataclass
 class Copied:
-    """What a copy did: new files and pages, and files that were there; files and pages that were compared then."""
+    """What a copy did. known: files that the target had. compared: files; sampled: pages compared in full."""
 
     files: int = 0
     pages: int = 0
@@ -47,11 +47,11 @@ class Copied:
 
 
 def copy_library(source: Library, target: Library, report: Callable[[Progress], None] = lambda _: None) -> Copied:
-    """Copy the visible files of a library into another one of the same model; other files of the target stay.
+    """Copy the visible files of a library into another library of the same model; other files of the target stay.
 
-    If the target has fewer vectors a page, or narrower ones, those of the source are cut: nothing is encoded again.
+    If the target stores fewer or narrower vectors per page, vectors are truncated, not encoded again.
 
-    Stopped or killed, the same call resumes: pages are not copied twice, and complete files become visible.
+    Stopped or killed, the same call resumes.
 
     Errors: UsageError if both are the same library; RandSlotError if a source file changes during the copy.
     """
@@ -70,23 +70,23 @@ def copy_library(source: Library, target: Library, report: Callable[[Progress], 
             one, other = (source, target) if source.binding else (target, source)
             raise UsageError(f"library {one.name} has vectors and {other.name} has none: choose another target")
         _join_languages(source, target)
-        _copy_files(source, target, [_move_kept(file, source, target) for file in files], copied, report)
+        _copy_files(source, target, [_copy_own_file(file, source, target) for file in files], copied, report)
         target.store.optimize()
     _compare(source, target, files, copied)
-    if source.sketches.noted and not target.sketches.noted:
-        copied.notes.append(f"sketches are not copied: randslot library sketch -l {target.name} makes them")
+    if source.sketches.settings and not target.sketches.settings:
+        copied.notes.append(f"sketches are not copied: run randslot library sketch -l {target.name}")
     return copied
 
 
 def narrow_binding(library: Library, page_vectors: int | None, width: int | None) -> Identity | None:
-    """Return the model of a copy with fewer vectors a page, or narrower ones; UsageError if there are no such ones."""
+    """Return the model of a copy with fewer or narrower vectors per page; UsageError if that is impossible."""
     if page_vectors is None and width is None:
         return library.binding
     return library.models.need_binding().narrowed(page_vectors, width)
 
 
 def export_library(library: Library, file: Path, progress: Callable[[Progress], None] = lambda _: None) -> int:
-    """Write a row for each page, in the order of files and pages; return how many."""
+    """Write one Parquet row per page, sorted by file and page; return the number of rows."""
     with needs_extra():
         import pyarrow as pa
         from pyarrow.parquet import ParquetWriter
@@ -103,10 +103,10 @@ def export_library(library: Library, file: Path, progress: Callable[[Progress], 
     try:
         with ParquetWriter(part, schema, compression="zstd") as writer:
             for start in range(0, len(places), step):
-                some = places[start : start + step]
-                pages = library.store.read([page_id(one.id, number) for one, number in some])
+                batch = places[start : start + step]
+                pages = library.store.read([page_id(one.id, number) for one, number in batch])
                 rows = []
-                for one, number in some:
+                for one, number in batch:
                     page = pages.get(page_id(one.id, number))
                     row = {"id": page_id(one.id, number), "source": one.source, "page": number}
                     row["text"] = page.text.text if page and page.text else ""
@@ -115,7 +115,7 @@ def export_library(library: Library, file: Path, progress: Callable[[Progress], 
                     row["vectors"] = page.vectors.tolist() if page and page.vectors is not None else None
                     rows.append(row)
                 writer.write_table(pa.Table.from_pylist(rows, schema))
-                progress(Progress(0, 0, start + len(some), len(places), stage="export"))
+                progress(Progress(0, 0, start + len(batch), len(places), stage="export"))
         os.replace(part, file)
     finally:
         part.unlink(missing_ok=True)
@@ -123,9 +123,9 @@ def export_library(library: Library, file: Path, progress: Callable[[Progress], 
 
 
 def backup_library(library: Library, target: Path) -> int:
-    """Copy the folder of a library, which opens like any other; return its bytes on disk.
+    """Copy the folder of a library; return the bytes on disk. The copy is a library, too.
 
-    Searches still work; writes wait. Holes in the engine's files stay holes.
+    Searches still work; writes wait. Sparse files stay sparse.
     """
     if not isinstance(library.manifest, FileManifest):
         raise UsageError(f"library {library.name} is on a server: use randslot library copy {library.name} FOLDER")
@@ -145,7 +145,7 @@ def backup_library(library: Library, target: Path) -> int:
             if path.is_dir():
                 own.mkdir()
             elif own.parent != part or path.name not in OWN_FILES:
-                with suppress(FileNotFoundError):  # a file that was uploaded just now
+                with suppress(FileNotFoundError):  # an upload in progress
                     _copy_sparse(path, own)
         library.manifest.backup(part / "files.sqlite")
     os.rename(part, target)
@@ -153,7 +153,7 @@ def backup_library(library: Library, target: Path) -> int:
 
 
 def _copy_sparse(source: Path, target: Path) -> None:
-    """Copy a file without its holes."""
+    """Copy a sparse file; holes stay holes."""
     with source.open("rb") as old, target.open("xb") as new:
         size = os.fstat(old.fileno()).st_size
         os.truncate(new.fileno(), size)
@@ -175,7 +175,7 @@ def _copy_sparse(source: Path, target: Path) -> None:
 
 
 def _join_languages(source: Library, target: Library) -> None:
-    """Have the target read queries in the languages of the source too."""
+    """Add the languages of the source to the target."""
     ours, theirs = source.words, target.words
     if theirs.begun:
         advice = f"run randslot library words -l {target.name}"
@@ -192,8 +192,8 @@ def _join_languages(source: Library, target: Library) -> None:
         raise UsageError(f"{what}. Run randslot library words -l {target.name} --language auto first")
 
 
-def _move_kept(file: File, source: Library, target: Library) -> File:
-    """Return a file as the target knows it: one in the source's own folder is copied to the target's."""
+def _copy_own_file(file: File, source: Library, target: Library) -> File:
+    """Return the target's record of a file; copy a file that the source keeps in its own folder."""
     if not is_kept(file.source, str(source.folder.absolute())):
         return file
     own = target.folder.absolute() / Path(file.source).relative_to(source.folder.absolute())
@@ -206,7 +206,7 @@ def _move_kept(file: File, source: Library, target: Library) -> File:
 def _copy_files(
     source: Library, target: Library, files: list[File], copied: Copied, report: Callable[[Progress], None]
 ) -> None:
-    """Copy files that the target does not have, and update names and metadata of the others."""
+    """Copy files that the target lacks; update the names and metadata of the others."""
     known = {file.id: file for file in target.manifest.find()}
     pages: list[tuple[File, int]] = []
     num_files = 0
@@ -222,10 +222,10 @@ def _copy_files(
     safe_at = time.monotonic()
     step = pages_at_once(source.store, PAGES)
     for start in range(0, len(pages), step):
-        some = pages[start : start + step]
-        copied.pages += _copy_pages(source, target, some, known)
-        complete += [file for file, number in some if number == file.num_pages]
-        done = start + len(some)
+        batch = pages[start : start + step]
+        copied.pages += _copy_pages(source, target, batch, known)
+        complete += [file for file, number in batch if number == file.num_pages]
+        done = start + len(batch)
         finished: list[File] = []
         if time.monotonic() - safe_at >= SAFE_SECONDS or done == len(pages):
             target.store.flush()
@@ -238,11 +238,11 @@ def _copy_files(
 
 
 def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]], known: dict[str, File]) -> int:
-    """Copy pages that an earlier run did not; return how many."""
+    """Copy pages that an earlier run did not copy; return how many."""
     files = {file.id: file for file, _ in pages}
     target.manifest.put(*(replace(file, state="pending") for file in files.values()))  # hidden before the first page
-    there = {id: target.store.images(id) if id in known else {} for id in files}
-    wanted = {page_id(file.id, number): file for file, number in pages if number not in there[file.id]}
+    stored = {id: target.store.images(id) if id in known else {} for id in files}
+    wanted = {page_id(file.id, number): file for file, number in pages if number not in stored[file.id]}
     found = source.store.read(list(wanted))
     new, ours, theirs = target.binding, source.words, target.words
     same_settings = (ours.language, ours.mean_length, ours.root) == (theirs.language, theirs.mean_length, theirs.root)
@@ -250,7 +250,7 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
     added: list[StoredPage] = []
     for id, file in wanted.items():
         if id not in found:
-            raise RandSlotError(f"{file.source} changed while it was copied: run the copy again")
+            raise RandSlotError(f"{file.source} changed during the copy: run the copy again")
         page = found[id]
         if new and page.vectors is not None:
             is_unit = bool(new.settings.get("unit", True))
@@ -284,7 +284,7 @@ def _compare(source: Library, target: Library, files: list[File], copied: Copied
 
 
 def _are_equal(one: StoredPage, two: StoredPage, is_narrowed: bool) -> bool:
-    """Whether two pages have the same text, and vectors unless they were narrowed; weights of words may differ."""
+    """Whether two pages have the same text and, unless narrowed, the same vectors; term weights may differ."""
     if (one.vectors is None) != (two.vectors is None) or (one.text is None) != (two.text is None):
         return False
     if not (is_narrowed or one.vectors is None or np.array_equal(one.vectors, two.vectors)):  # type: ignore[arg-type]

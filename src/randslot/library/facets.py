@@ -1,4 +1,4 @@
-"""What searches filter files by: where they are, year, type, language, author, title, and metadata of the user."""
+"""Filters of files: by path, year, type, language, author, title, and the user's metadata."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = ("source", "page", "in", "year", "type", "language", "author", "title")
 
 
 def check_metadata(metadata: Mapping[str, Any] | None) -> None:
-    """Raise UsageError for metadata that no search could filter by."""
+    """Raise UsageError for metadata that cannot be a filter."""
     for key, value in (metadata or {}).items():
         if key in ("source", "page", "in") or not isinstance(key, str):
             raise UsageError(f"metadata key {key!r} is reserved: choose another name")
@@ -29,7 +29,7 @@ def check_metadata(metadata: Mapping[str, Any] | None) -> None:
 
 
 def show_modified(file: File) -> datetime:
-    """Return when a file was last changed, within the years that a calendar has."""
+    """Return when a file was last modified, clamped to years 1 to 9999."""
     try:
         return datetime.fromtimestamp(file.modified // 10**9, UTC)
     except (ValueError, OverflowError, OSError):
@@ -37,9 +37,9 @@ def show_modified(file: File) -> datetime:
 
 
 def get_value(file: File, key: str) -> str:
-    """Return what a file has to filter by: metadata of the user, else what the file says itself; "" for nothing.
+    """Return a file's value for a filter: the user's metadata, else the file's own; "" if there is none.
 
-    Its year is the one in its name or the three folders above, else that of its own date, else of its last change.
+    The year is taken from its name or the three folders above it, else its own date, else its last change.
     """
     if key in file.metadata:
         value = file.metadata[key]
@@ -59,13 +59,13 @@ def get_value(file: File, key: str) -> str:
 def has_value(file: File, key: str, wanted: Any, root: str = "") -> bool:
     """Whether a file passes one filter.
 
-    source: a pattern, or a set of paths. in: a part of its name or folders below the root. year: one, or the first and
-    last. type: also a suffix. author, title: a part. Case matters in patterns and in metadata of the user.
+    source: a pattern, or a set of paths. in: a substring of its name or of folders below the root. year: one, or first
+    and last. type: also a suffix. author, title: a substring. Patterns and the user's metadata are case-sensitive.
     """
     if key == "source":
         return file.source in wanted if isinstance(wanted, frozenset) else is_match(str(wanted), file.source)
     if key == "in":
-        path = Path(file.source)  # from the library's root on, with its own name; else the folder and the name
+        path = Path(file.source)  # relative to the parent of the root, else folder and name
         start = Path(root).parent if root and path.is_relative_to(root) else path.parent.parent
         return str(wanted).casefold().strip("/") in os.fspath(path.relative_to(start)).casefold()
     value = get_value(file, key)
@@ -86,14 +86,14 @@ def is_meant(file: File, filters: Mapping[str, Any], root: str = "") -> bool:
 
 
 def count_values(files: Iterable[File], key: str) -> Counter[str]:
-    """Return how many files have each value of a filter; of "in", those in each folder."""
+    """Count files by their value of a filter; for "in", by folder."""
     counts = Counter(show_folder(file) if key == "in" else get_value(file, key) for file in files)
     del counts[""]
     return counts
 
 
 def explain_none(files: list[File], filters: Mapping[str, Any], root: str) -> str:
-    """Return why no file passes filters, with the values that there are."""
+    """Return why no file passes the filters, with the values that exist."""
     for key, wanted in filters.items():
         if key == "source" or any(has_value(file, key, wanted, root) for file in files):
             continue

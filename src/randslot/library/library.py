@@ -1,4 +1,4 @@
-"""A library: files in, ranked pages out."""
+"""A library: index files, search pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .models import EMBEDDED, LibraryModels, Name, ReadingCheck
 from .rerank import Reranker
 from .results import BY, By, Hit, Match, Progress, QueryResult, Status, Summary
 from .search import find_passage, find_similar, search
-from .sketches import LOOK_SECONDS, LibrarySketches, Made, count_pages
+from .sketches import REFRESH_SECONDS, LibrarySketches, SketchReport, count_pages
 from .sources import expand, is_below, is_gone, is_match, list_files
 from .stores.points import BYTES_PER_NUMBER, StoredPage, Vectors
 from .stores.store import mean_numbers
@@ -51,10 +51,10 @@ __all__ = ["Hit", "Library", "Match", "Progress", "Status", "Summary", "delete_l
 
 
 class Library:
-    """Files that can be searched. Close it, or use it in a `with` block.
+    """A searchable collection of files. Close it, or use it in a `with` block.
 
     location: its folder or server. manifest: its files. store: its pages. words: its languages. models: of its vectors
-    and queries. binding: which model made the vectors; None for a library of words only. has_student: whether a student
+    and queries. binding: the model that made the vectors; None without vectors. has_student: whether a distilled model
     encodes queries.
     """
 
@@ -71,39 +71,39 @@ class Library:
         """Open a library, or create one.
 
         folder: a folder, or the address of a server such as "qdrant://host:6334/papers". model: a folder, a hub id, a
-        loaded model, or the binding of another library. A new library without a model finds pages by their words; an
-        existing one without vectors gets them with the next `add`. An open library loads its own model when it is
-        needed. query_model: a student of that model, which encodes queries in its place. repair: open the library even
-        if its pages are lost, to verify it. trust_remote_code: run the model's own Python code (review it first).
+        loaded model, or the binding of another library; it is loaded when first needed. Without a model, a new library
+        supports keyword search only. If a library has no vectors, the next `add` encodes its pages with the model.
+        query_model: a distilled student of the model, to encode queries. repair: open the library even if its pages are
+        lost, to verify it. trust_remote_code: run the model's own Python code (review it first).
 
-        Errors: RandSlotError in one line if the folder holds something else, belongs to another model, is open in
-        another process, or has lost its pages.
+        Errors: RandSlotError in one line if the folder is not a library, belongs to another model, is open in another
+        process, or has lost its pages.
         """
         self._writing = Lock()
         self._opening = Lock()
-        self._pool: WorkerPool | None = None  # opens files when a search asks for boxes
+        self._pool: WorkerPool | None = None  # reads boxes from files
         self._boxes = lru_cache(1000)(self._read_boxes)
         self.location = open_location(folder, create=create)
         self.name, self.folder = self.location.name, self.location.folder
         self.models = LibraryModels(self.name, trust_remote_code)
         try:
-            about = self.location.read()
-            if about is None:
+            description = self.location.read()
+            if description is None:
                 described = None if model is None else self.models.bind(model).as_dict()
-                about = {"format": FORMAT, "model": described, "words": {"language": None, "each": True}}
-                self.location.write(about)
+                description = {"format": FORMAT, "model": described, "words": {"language": None, "each": True}}
+                self.location.write(description)
             else:
-                check_format(about, self.name)
-                if about["model"] is not None:
-                    self.models.open(about["model"], model)
-            self.location.open(about["model"] and about["model"]["dimension"], repair=repair)
+                check_format(description, self.name)
+                if description["model"] is not None:
+                    self.models.open(description["model"], model)
+            self.location.open(description["model"] and description["model"]["dimension"], repair=repair)
             self.manifest, self.store = self.location.manifest, self.location.store
             vocabulary = Vocabulary(self.location)
             self.words = LibraryWords({}, lambda settings: self._update({"words": settings}), vocabulary)
-            self.models.reading_check = ReadingCheck(**about["trust"]) if about.get("trust") else None
+            self.models.reading_check = ReadingCheck(**description["trust"]) if description.get("trust") else None
             self.sketches = LibrarySketches(self.location)
-            self._follow(about)
-            if about["model"] is None and model is not None:  # pages get vectors with the next `add`
+            self._load(description)
+            if description["model"] is None and model is not None:  # the next `add` backfills vectors
                 if not create:
                     self.models.need_binding()
                 binding = self.models.bind(model)
@@ -118,21 +118,21 @@ class Library:
             self.location.abandon()
             raise
 
-    def _read_about(self) -> dict[str, Any]:
-        about = self.location.read()
-        assert about is not None, "it was read or written before"
-        return about
+    def _read_description(self) -> dict[str, Any]:
+        description = self.location.read()
+        assert description is not None, "the library exists"
+        return description
 
     def _update(self, changes: dict[str, Any]) -> None:
-        """Change what is written about the library."""
-        self.location.write(self._read_about() | changes)
+        """Update the description of the library."""
+        self.location.write(self._read_description() | changes)
 
-    def _follow(self, about: dict[str, Any]) -> None:
-        """Take languages and sketches from what is written about the library; another process may have changed it."""
-        self.looked_at = time.monotonic()
-        self.words.load(about.get("words") or {})
-        self.sketches.take(about)
-        self.models.remembered_reranker = about.get("rerank")
+    def _load(self, description: dict[str, Any]) -> None:
+        """Load languages and sketches from the description of the library; another process may have changed it."""
+        self.refreshed_at = time.monotonic()
+        self.words.load(description.get("words") or {})
+        self.sketches.load(description)
+        self.models.remembered_reranker = description.get("rerank")
 
     def close(self) -> None:
         """Close the library; another process can open it then."""
@@ -147,20 +147,20 @@ class Library:
         self.close()
 
     def __len__(self) -> int:
-        """Return how many pages can be found."""
+        """Return the number of searchable pages."""
         return self.manifest.totals()[1]
 
     @contextmanager
     def write(self) -> Iterator[None]:
-        """Hold the write lease; what an earlier process left to delete is deleted first."""
+        """Hold the write lease; finish deletions that an earlier process began."""
         with self._writing, self.location.hold_lease():
-            self._follow(self._read_about())
+            self._load(self._read_description())
             clear(self.manifest, self.store, self.manifest.find(state="gone"))
             yield
             if self.words.vocabulary and self.words.vocabulary.is_changed:
                 self.words.save()
 
-    # -- files in
+    # -- indexing
 
     def add(
         self,
@@ -175,14 +175,14 @@ class Library:
         progress: Callable[[Progress], None] = lambda _: None,
         pool: WorkerPool | None = None,
     ) -> Summary:
-        """Index files, folders (with all below them), patterns and images; unchanged files are skipped.
+        """Index files, folders (recursively), patterns and images; unchanged files are skipped.
 
         metadata: values to filter by. prune: remove files that no longer exist in these folders. follow_links: follow
         links to folders. batch: pages per batch. workers: processes that open files; default: cores minus one. ray:
-        address of a Ray cluster that opens and encodes pages; "": the local one, started if needed. pool: your own
-        worker pool; closing it from another thread interrupts the run.
+        address of a Ray cluster that opens and encodes pages; "": the local one, started if needed. pool: a worker
+        pool; closing it from another thread interrupts the run.
 
-        Files that cannot be read are listed in the summary with the reason; the others are indexed.
+        The summary lists files that cannot be read, with the reason; the others are indexed.
         """
         from PIL import Image
 
@@ -219,7 +219,7 @@ class Library:
         progress: Callable[[Progress], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Read the words of pages that have none yet; return how many pages were read.
+        """Backfill text for keyword search; return the number of pages read.
 
         language: reindex all text for this language; "auto": detect it per page. ocr: also read pages without a text
         layer by OCR, or all pages; a text model also encodes them. stop: called after each page; true stops the run.
@@ -243,12 +243,12 @@ class Library:
 
     def make_sketches(
         self, queries: Sequence[str] | None = None, *, progress: Callable[[Progress], None] = lambda _: None
-    ) -> Made:
+    ) -> SketchReport:
         """Build sketches, a first stage for vector search in large libraries.
 
         queries: at least 200 distinct real queries, used in addition to lines of the library's pages. Sketches are
-        kept only if recall@5 against exact search is at least 98% on held-out queries. Pages that are added later get
-        a sketch when they are indexed. Stopped or killed, the same call resumes.
+        kept only if recall@5 against exact search is at least 98% on held-out queries. Pages added later get sketches,
+        too. Stopped or killed, the same call resumes.
 
         Errors: UsageError if the library has no vectors, or there are too few queries. RandSlotError if recall is too
         low.
@@ -263,7 +263,7 @@ class Library:
             self.sketches.remove()
 
     def _check_reading(self) -> None:
-        """Check whether the model, if it was used, reads the pages: searches rely on it."""
+        """Check whether the model can read the pages, if it is loaded; searches rely on the result."""
         if self.models.loaded is None:
             return
         check = self.models.check_reading(self.store, {file.id for file in self.manifest.find(state="done")})
@@ -284,7 +284,7 @@ class Library:
         return RayReader(ray, self.binding, self.name, lambda: models.model, batch, models.trust_remote_code)
 
     def _save_image(self, image: Image.Image) -> str:
-        """Save an image that has no file in the library, and return its path there."""
+        """Save an image in the library's folder; return its path."""
         image = pages.open_page(image)
         name = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
         file = self.folder.absolute() / IMAGES / f"{name}.png"
@@ -308,14 +308,14 @@ class Library:
         return gone
 
     def remove(self, *patterns: str) -> list[str]:
-        """Forget files by path, name, folder or wildcards, and return their paths; the files themselves stay.
+        """Remove files by path, name, folder or wildcards from the library; return their paths. They stay on disk.
 
-        Errors: UsageError for a pattern that nothing in the library matches.
+        Errors: UsageError for a pattern that matches nothing.
         """
         return self.forget(file.source for file in self.find_files(*patterns))
 
     def forget(self, sources: Iterable[str]) -> list[str]:
-        """Forget files by their exact paths, as `files` has them; return those that were there."""
+        """Remove files by their exact paths, as in `files`; return those that were removed."""
         wanted = set(sources)
         files = [file for file in self.manifest.find() if file.source in wanted]
         with self.write():
@@ -340,7 +340,7 @@ class Library:
             found |= matching
         return [file for file in files if file.id in found]
 
-    # -- pages out
+    # -- searching
 
     def search(
         self,
@@ -361,32 +361,31 @@ class Library:
         """Return the k best pages for a query, best first; ties by source and page.
 
         by: "words", "vectors" or "both"; default: both if the model can read the pages, else what the library has.
-        Words in quotes are a phrase; pages that have a word with a minus before it are left out. filters: "source" (a
-        path, name, folder or wildcards), "page" (a number, or first and last), and metadata by their keys; all must
-        hold. exact: score every page in full, not only the best by their compressed vectors. query_vectors: another
-        budget of the query than the model's own. collapse: identical pages are one hit, which names its copies. rerank:
-        a cross-encoder (folder, hub id, or URL of a server), or what `open_reranker` opens, that reads the first hits
-        again; by default the one that the library remembers, and False for none. verbatim: search as typed; otherwise a
-        word that no page has is replaced by the most similar one of the library, unless it is in quotes. group:
-        "document" ranks documents, each with its best page. prefix: the last word may be incomplete, as when typing.
-        boxes: where the words stand on the page; those of a PDF are read from it, a few milliseconds a hit.
+        Quotes make a phrase; a minus before a word excludes pages that have it. filters: "source" (a path, name, folder
+        or wildcards), "page" (a number, or first and last), and metadata by key; all must match. exact: score every
+        page in full, not only candidates. query_vectors: vectors per query; default: the model's. collapse: merge
+        identical pages into one hit, which names its copies. rerank: a cross-encoder (folder, hub id, or URL of a
+        server) or a reranker from `open_reranker`; default: the library's own; False: none. verbatim: do not correct
+        typos; otherwise a word that no page has is replaced by the most similar one, unless it is in quotes. group:
+        "document" ranks documents, each by its best page. prefix: the last word may be incomplete, as when typing.
+        boxes: also return where the words are on the page; for a PDF this takes a few milliseconds a hit.
         """
         options: dict[str, Any] = {"exact": exact, "query_vectors": query_vectors, "collapse": collapse}
         options |= {"rerank": rerank, "verbatim": verbatim, "group": group, "prefix": prefix, "boxes": boxes}
         return self.search_all([query], k, by=by, filters=filters, **options)[0]
 
     def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:
-        """Search for several queries at once; options as `search`."""
-        self._look()
+        """Search for several queries at once; options as in `search`."""
+        self._refresh()
         return [result.hits for result in search(self, queries, k, **options)]
 
     def search_results(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[QueryResult]:
-        """Search for several queries, and tell why little was found; options as `search`."""
-        self._look()
+        """Search for several queries, and explain missing results; options as in `search`."""
+        self._refresh()
         return search(self, queries, k, explain=True, **options)
 
     def remember_reranker(self, name: str | None) -> None:
-        """Rerank the hits of all searches by a model, or by none again; see `search`."""
+        """Set the default reranker of searches; None: no reranking. See `search`."""
         if name is not None:
             self.models.find_reranker(name)
         with self.write():
@@ -394,7 +393,7 @@ class Library:
             self.models.remembered_reranker = name
 
     def find_unknown(self, query: str, *, filters: Mapping[str, Any] | None = None) -> list[str]:
-        """Return the words of a query that no page has in any form, as they were typed; filters as in `search`."""
+        """Return the words of a query, as typed, that no page has in any form; filters as in `search`."""
         if self.words.language is None:
             return []
         options: dict[str, Any] = {"by": "words", "filters": filters, "rerank": False, "verbatim": True}
@@ -402,24 +401,24 @@ class Library:
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:
         """Return completions of a prefix, most frequent first."""
-        self._look()
+        self._refresh()
         return self.words.complete(prefix, num)
 
-    def _look(self) -> None:
-        """Look whether another process has changed languages or sketches."""
-        if self.location.shared and time.monotonic() - self.looked_at > LOOK_SECONDS:
-            self._follow(self._read_about())
+    def _refresh(self) -> None:
+        """Reload languages and sketches, if stale: another process may have changed them."""
+        if self.location.shared and time.monotonic() - self.refreshed_at > REFRESH_SECONDS:
+            self._load(self._read_description())
 
     def choose_by(self, by: By | None = None) -> By:
-        """Return what a search compares: as asked, or what the library has and its model can read."""
-        self._look()
+        """Return how to search: as asked, else by both if the model can read the pages, else what is available."""
+        self._refresh()
         has_words, has_vectors = self.words.language is not None, self.binding is not None
         if by is None:
             if has_words and has_vectors:
                 return "both" if self.models.can_read() else "words"
             return "vectors" if has_vectors else "words"
         if by not in BY:
-            raise UsageError(f"a search is by {', '.join(BY)}, not {by!r}")
+            raise UsageError(f"by must be one of {', '.join(BY)}, not {by!r}")
         if by != "words" and not has_vectors:
             raise UsageError(f"library {self.name} has no vectors: add them with randslot index --model")
         if by != "vectors" and not has_words and has_vectors:
@@ -427,9 +426,9 @@ class Library:
         return by
 
     def compare(self, query: str, page: str) -> Vectors:
-        """Return the similarity of each vector of a query to each of a page, which is given by its id.
+        """Return the similarity of each query vector to each page vector. page: a page id.
 
-        Shape: vectors of the query x vectors of the page. The largest in each row add up to the page's score.
+        Shape: query vectors x page vectors. The row maxima add up to the page's score.
         """
         stored = self._read_page(page)
         if stored.vectors is None:
@@ -440,9 +439,9 @@ class Library:
     def find_similar(self, page: str, k: int = 5, *, seconds: float = math.inf) -> list[Hit]:
         """Return the most similar page of each of k other documents, best first. page: a page id.
 
-        Pages are compared by vectors if the model can read them, else by words. seconds: of work on the hits.
+        Pages are compared by vectors if the model can read them, else by words. seconds: budget for work on the hits.
         """
-        self._look()
+        self._refresh()
         return find_similar(self, self._read_page(page), k, seconds)
 
     def read_text(self, page: str, *, boxes: bool = False) -> PageText:
@@ -453,7 +452,7 @@ class Library:
         return self.add_boxes(text, file.source, stored.number) if boxes and file else text
 
     def add_boxes(self, text: PageText, source: str, number: int) -> PageText:
-        """Return the text of a page with the boxes of its words from its file, unless that has changed or is gone."""
+        """Return the text of a page with the boxes of its words, unless its file has changed or is gone."""
         if text.boxes or not text.has_layer:
             return text
         try:
@@ -472,9 +471,9 @@ class Library:
         return found.boxes
 
     def find_on_page(self, query: str, page: str, *, prefix: bool = False, vector: int = 0) -> Found:
-        """Return where the words of a query are on a page, which is given by its id.
+        """Return where the words of a query are on a page. page: a page id.
 
-        prefix: the last word may be incomplete. vector: of the page, from 1, whose passage is to be shown too.
+        prefix: the last word may be incomplete. vector: a page vector, from 1, whose passage is returned too.
         """
         text = self.read_text(page, boxes=True)
         found = find_words(text, self.words.read_query(query, prefix))
@@ -487,14 +486,14 @@ class Library:
             raise RandSlotError(f"no page {short(page)} in library {self.name}")
         return stored
 
-    # -- what is in it
+    # -- contents
 
     def files(self) -> list[File]:
-        """Return the files of the library by their paths, also incomplete ones."""
+        """Return the files of the library, sorted by path, also incomplete ones."""
         return [file for file in self.manifest.find() if file.state != "failed"]
 
     def status(self) -> Status:
-        """Return what the library holds; the model is not loaded for it."""
+        """Return what the library holds, without loading the model."""
         files, pages = self.manifest.totals()
         size = self.location.size()
         contents = self.store.contents(self.manifest.hidden())
@@ -513,7 +512,7 @@ class Library:
             bytes_per_page=size // max(pages, 1),
             vector_bytes_per_page=BYTES_PER_NUMBER * num_numbers,
             model=self.binding.as_dict() if self.binding else None,
-            format=int(self._read_about()["format"]),
+            format=int(self._read_description()["format"]),
             language=self.words.language,
             languages=self.words.languages,
             with_vectors=contents.with_vectors,
@@ -524,7 +523,7 @@ class Library:
         )
 
     def notes(self) -> list[str]:
-        """Return notes for people who search this library, one line each; visitors of a service see them."""
+        """Return notes for people who search this library, one per line; `randslot serve` shows them."""
         notes, check = [], self.models.reading_check
         if self.binding is not None and self.binding.name == EMBEDDED:
             notes.append("the embedded model only reads the sample pages, not real documents")
@@ -535,7 +534,7 @@ class Library:
         return notes
 
     def _note_texts(self, without_text: int) -> list[str]:
-        """Return which pages a model that reads text has not read, or only in part."""
+        """Return notes on pages that a text model has not read, or only in part."""
         if self.binding is None or self.binding.reads != "text":
             return []
         tokens = self.binding.settings.get("text_tokens")
@@ -548,9 +547,9 @@ class Library:
         return notes
 
     def verify(self, *, repair: bool = False, progress: Callable[[Progress], None] = lambda _: None) -> list[str]:
-        """Compare the manifest with the stored pages, read all vectors, and return what is wrong, a line each.
+        """Compare the manifest with the stored pages, read all vectors, and return the problems, one per line.
 
-        repair: hide files that lack pages until they are indexed again; delete damaged pages and those of no file.
+        repair: hide incomplete files until they are reindexed; delete damaged and orphaned pages.
 
         Errors: RandSlotError if the manifest itself is damaged.
         """
@@ -559,13 +558,14 @@ class Library:
         return verify_library(self, progress, repair=repair) + self.sketches.find_problems()
 
 
-def check_format(about: dict[str, Any], library: str) -> None:
-    """Raise RandSlotError for a library that this version cannot read."""
-    if about.get("format") not in FORMATS:
+def check_format(description: dict[str, Any], library: str) -> None:
+    """Raise RandSlotError if this version cannot read the library."""
+    found = description.get("format")
+    if found not in FORMATS:
         known = " and ".join(map(str, FORMATS))
-        raise RandSlotError(f"library {library} has format {about.get('format')!r}, but this version reads {known}")
-    language = (about.get("words") or {}).get("language")
-    if "model" not in about or not isinstance(language, str | None):
+        raise RandSlotError(f"library {library} has format {found!r}, but this version reads {known}")
+    language = (description.get("words") or {}).get("language")
+    if "model" not in description or not isinstance(language, str | None):
         raise RandSlotError(f"library.json of {library} is damaged: restore a backup, or index into another folder")
 
 
@@ -578,6 +578,6 @@ def _open_pool(workers: int) -> WorkerPool:
 
 
 def delete_library(folder: Path) -> None:
-    """Delete a library, if there is one in this folder."""
+    """Delete the library in a folder, if there is one."""
     if (folder / LIBRARY_FILE).is_file():
         shutil.rmtree(folder)

@@ -1,7 +1,7 @@
-"""Where a library is: a folder of this machine, which one process at a time has open, or a server (qdrant_records.py).
+"""Where a library is stored: a local folder, which one process opens at a time, or a server (qdrant_records.py).
 
 A folder has `library.json` (format, model and language), `files.sqlite` (the manifest), `pages/` (the store), `images/`
-(what was added without a file), `uploads/` (what was added in a browser), `lock`, `owner` (which process has it open),
+(images added without a file), `uploads/` (files added in a browser), `lock`, `owner` (the process that has it open),
 and blobs such as `sketches.npz`.
 """
 
@@ -28,11 +28,11 @@ from .stores.store import Store
 FORMAT = 2  # of new libraries
 FORMATS = (2, 3)  # that can be opened; 3 has sketches
 LIBRARY_FILE, IMAGES, UPLOADS = "library.json", "images", "uploads"
-BEGUN = ("lock", "owner", "owner.part", f"{LIBRARY_FILE}.part")  # all that a library has before it is one
+BEGUN = ("lock", "owner", "owner.part", f"{LIBRARY_FILE}.part")  # files of a library that is being created
 
 
 class InUseError(RandSlotError):
-    """Another process has the library open. socket: where it answers commands, if it is a service."""
+    """Another process has the library open. socket: where it accepts requests, if it does."""
 
     def __init__(self, message: str, socket: str | None = None) -> None:
         super().__init__(message)
@@ -40,10 +40,10 @@ class InUseError(RandSlotError):
 
 
 class Location(ABC):
-    """A place with one library, or none yet.
+    """A place that holds one library, or none yet.
 
-    name: in messages. folder: on this machine, for images and uploads that have no other file. shared: whether other
-    processes may have it open. manifest, store: its files and pages, once it is open.
+    name: in messages. folder: on this machine, for images and uploads. shared: whether other processes may open it at
+    the same time. manifest, store: its files and pages, once it is open.
     """
 
     name: str
@@ -57,58 +57,58 @@ class Location(ABC):
         """Return the description of the library; None if there is none."""
 
     @abstractmethod
-    def write(self, about: dict[str, Any]) -> None:
-        """Write the description of the library; from then on there is one."""
+    def write(self, description: dict[str, Any]) -> None:
+        """Write the description of the library; this creates it."""
 
     @abstractmethod
     def open(self, dim: int | None, *, repair: bool) -> None:
-        """Open the manifest and the store, or make them.
+        """Open or create the manifest and the store.
 
-        dim: of the vectors; None if the library has none. repair: make the store also where there was one.
+        dim: of the vectors; None if the library has none. repair: recreate a lost store.
         """
 
     @abstractmethod
     def read_blob(self, kind: str, file: str) -> bytes | None:
-        """Return bytes that belong to the library, if any. kind, file: their name on a server, and in a folder."""
+        """Return a blob of the library, if any. kind, file: its name on a server, and in a folder."""
 
     @abstractmethod
     def write_blob(self, kind: str, file: str, content: bytes) -> None:
-        """Keep bytes that belong to the library."""
+        """Store a blob of the library."""
 
     @abstractmethod
     def check(self) -> None:
-        """Ask for something small of all that a search needs, which fails if searches would."""
+        """Check that searches would work; raise if not."""
 
     @abstractmethod
     def size(self) -> int:
-        """Return the bytes on disk, or those of the vectors on a server."""
+        """Return the bytes on disk; on a server, the bytes of the vectors."""
 
     @abstractmethod
     def close(self) -> None:
         """Close the library."""
 
     def hold_lease(self) -> AbstractContextManager[None]:
-        """Return a block in which only this process writes; BusyError if another one is writing."""
+        """Return a context manager that holds the write lease; BusyError if another process holds it."""
         return nullcontext()
 
     def announce(self, socket: str | None) -> None:  # noqa: B027
-        """Tell other processes where this one answers them; None: nowhere any more."""
+        """Publish the socket on which this process accepts requests; None: it no longer does."""
 
     def is_same(self, other: Location) -> bool:
-        """Whether another location, whose write lease this process holds, is this one by another name."""
+        """Whether another location, whose write lease this process holds, is the same library."""
         return False
 
     def abandon(self) -> None:
-        """Close a library that could not be opened, and remove what was begun of it."""
+        """Close a library that could not be opened, and clean up a partial creation."""
         self.close()
 
 
 def open_location(place: str | os.PathLike[str], *, create: bool) -> Location:
-    """Return the location of a library, by its folder or its address."""
+    """Open the location of a library: a folder or an address."""
     if not os.fspath(place):
         raise UsageError("empty library path: pass a folder, or an address such as qdrant://host:6334/papers")
     if is_address(os.fspath(place)):
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors say what it would print by itself
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # our errors report the same
         from .stores.qdrant_records import ServerLocation
 
         return ServerLocation(read_address(os.fspath(place)), create=create)
@@ -116,12 +116,12 @@ def open_location(place: str | os.PathLike[str], *, create: bool) -> Location:
 
 
 class FolderLocation(Location):
-    """A library in a folder, whose lock this process holds: so nobody else writes, and it is not opened twice."""
+    """A library in a folder. The process that opens it holds its lock."""
 
     shared = False
 
     def __init__(self, folder: Path, *, create: bool) -> None:
-        """Lock a folder, which is created if it may be."""
+        """Lock a folder; create: create it if needed."""
         self.folder, self.name = folder, str(folder)
         self.new_parents: list[Path] = []
         try:
@@ -133,7 +133,7 @@ class FolderLocation(Location):
                 if any(path.name not in BEGUN for path in folder.iterdir()):
                     raise UsageError(f"{folder} is not a library and not empty: choose another folder")
         except OSError as error:
-            raise UsageError(f"cannot make or read a library at {folder}: {first_line(error)}") from error
+            raise UsageError(f"cannot create or read a library at {folder}: {first_line(error)}") from error
         self._acquire_lock()
 
     def _acquire_lock(self) -> None:
@@ -144,13 +144,12 @@ class FolderLocation(Location):
             except Timeout:
                 if not has_ended(self._read_owner().get("pid", os.getpid())):
                     raise
-                self.lock.acquire(timeout=5.0)  # a process that a killed one was about to start may keep it so long
+                self.lock.acquire(timeout=5.0)  # a child of the killed process may still hold it
             self.announce(None)
         except Timeout as error:
             owner = self._read_owner()
-            user = f"in use by another process ({owner.get('pid', 'unknown')})"
             remedy = "stop it" if owner.get("socket") else "share it with randslot serve"
-            line = f"library {self.folder} is {user}: wait until it ends, or {remedy}"
+            line = f"library {self.folder} is open in process {owner.get('pid', 'unknown')}: wait, or {remedy}"
             raise InUseError(line, owner.get("socket")) from error
         except OSError as error:
             advice = "Copy the folder (cp -r, then chmod -R u+w), or ask its owner to run randslot serve"
@@ -158,7 +157,7 @@ class FolderLocation(Location):
             raise UsageError(f"cannot write to {self.folder}: {first_line(error)}. {needs}. {advice}") from error
 
     def _read_owner(self) -> dict[str, Any]:
-        with suppress(RandSlotError):  # it is being written just now
+        with suppress(RandSlotError):  # another process may be writing it
             return read_json(self.folder / "owner")
         return {}
 
@@ -169,8 +168,8 @@ class FolderLocation(Location):
         file = self.folder / LIBRARY_FILE
         return read_json(file) if file.is_file() else None
 
-    def write(self, about: dict[str, Any]) -> None:
-        write_json(self.folder / LIBRARY_FILE, {**about, "folder": str(self.folder.absolute())})
+    def write(self, description: dict[str, Any]) -> None:
+        write_json(self.folder / LIBRARY_FILE, {**description, "folder": str(self.folder.absolute())})
 
     def open(self, dim: int | None, *, repair: bool) -> None:
         pages, files = self.folder / "pages", self.folder / "files.sqlite"
@@ -181,12 +180,12 @@ class FolderLocation(Location):
         if not (repair or pages.exists()) and self.manifest.find():
             raise report_lost(f"the pages of library {self.name} are", self.name)
         self.store = EdgeStore(pages, dim)
-        about, now = read_json(self.folder / LIBRARY_FILE), str(self.folder.absolute())
-        before = str(about.get("folder", now))
-        if before != now:  # the library was moved, and with it the images that it keeps
+        description, now = read_json(self.folder / LIBRARY_FILE), str(self.folder.absolute())
+        before = str(description.get("folder", now))
+        if before != now:  # the library was moved, with its images and uploads
             kept = [file for file in self.manifest.find() if is_kept(file.source, before)]
             self.manifest.put(*(replace(file, source=now + file.source.removeprefix(before)) for file in kept))
-            self.write(about)
+            self.write(description)
         clear(self.manifest, self.store, self.manifest.find(state="gone"))
 
     def read_blob(self, kind: str, file: str) -> bytes | None:
@@ -204,7 +203,7 @@ class FolderLocation(Location):
 
     def close(self) -> None:
         for name in ("store", "manifest"):
-            if hasattr(self, name):  # it was opened
+            if hasattr(self, name):
                 getattr(self, name).close()
         self.lock.release()
 
@@ -215,12 +214,12 @@ class FolderLocation(Location):
                 (self.folder / name).unlink(missing_ok=True)
             self.folder.rmdir()
             for parent in self.new_parents:  # the nearest first
-                with suppress(OSError):  # somebody else has put something there
+                with suppress(OSError):  # not empty any more
                     parent.rmdir()
 
 
 def folder_size(folder: Path) -> int:
-    """Return the bytes of a library on disk, without the logs of its engines, which come and go."""
+    """Return the bytes of a library on disk, without the engines' temporary logs."""
     log = folder / "pages" / "wal"
     size = 0
     for path in folder.rglob("*"):
@@ -230,18 +229,18 @@ def folder_size(folder: Path) -> int:
 
 
 def is_kept(source: str, library: str) -> bool:
-    """Whether a library keeps a file inside its folder."""
+    """Whether a file is stored inside the library's folder."""
     return any(is_below(source, os.path.join(library, own)) for own in (IMAGES, UPLOADS))
 
 
 def report_lost(what: str, name: str) -> RandSlotError:
-    """Return the error for a library that lacks its files or its store: in an empty one, nothing would be found."""
+    """Return the error for a library whose manifest or store is missing."""
     remedy = f"Restore a backup, or run randslot library verify --repair -l {name} and index the files again"
     return RandSlotError(f"{what} missing. {remedy}")
 
 
 def has_ended(pid: int) -> bool:
-    """Whether no process of this machine has this number, as far as can be seen from here."""
+    """Whether a process of this machine has ended."""
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -250,12 +249,12 @@ def has_ended(pid: int) -> bool:
 
 
 def clear(manifest: Manifest, store: Store, files: Iterable[File]) -> None:
-    """Hide files, delete their pages, then the files; the next change of the library resumes it."""
+    """Hide files, delete their pages, then forget the files; the next write resumes this after a crash."""
     files = list(files)
     manifest.put(*(replace(file, state="gone") for file in files))
     for file in files:
         store.delete(file.id)
     if files:
-        store.flush()  # else pages of no file would be found after a crash
+        store.flush()  # else a crash could leave pages without a file
     for file in files:
         manifest.forget(file)

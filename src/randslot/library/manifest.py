@@ -1,4 +1,4 @@
-"""The manifest of a library: its files, their states, and their names as they are shown."""
+"""The manifest of a library: its files, their states, and their display names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ..errors import DiskFullError, RandSlotError, first_line
 
 @dataclass(frozen=True)
 class File:
-    """One version of a file: where it is, what it held, and what the user said about it.
+    """One version of a file.
 
     state: "pending", "done", "gone" (its pages are being deleted), or "failed" (it could not be read; it has no pages).
-    modified: nanoseconds, as the file system tells. hash: of its content. properties: what it says about itself: title,
-    author, date, and the language of most of its pages; empty if nobody has looked.
+    modified: nanoseconds, from the file system. hash: of its content. metadata: from the user. properties: from the
+    file: title, author, date, and main language; empty if not read yet.
     """
 
     source: str
@@ -55,7 +55,7 @@ class Manifest(ABC):
 
     @abstractmethod
     def put(self, *files: File) -> None:
-        """Store files, all or none."""
+        """Store files atomically."""
 
     @abstractmethod
     def forget(self, file: File) -> None:
@@ -63,26 +63,26 @@ class Manifest(ABC):
 
     @abstractmethod
     def totals(self) -> tuple[int, int]:
-        """Return how many files and pages can be found."""
+        """Return the number of searchable files and pages."""
 
     def check(self) -> None:  # noqa: B027
-        """Raise RandSlotError if it is damaged; a server checks its own files."""
+        """Raise RandSlotError if the manifest is damaged."""
 
     def close(self) -> None:  # noqa: B027
-        """Close it."""
+        """Close the manifest."""
 
     def show(self, file: File) -> list[File]:
-        """Make a file visible, and hide what had its source before; return that, whose pages are to be deleted."""
+        """Make a file visible and hide earlier versions; return them, so that their pages can be deleted."""
         old = [replace(one, state="gone") for one in self.find(source=file.source) if one.id != file.id]
         self.put(replace(file, state="done"), *old)
         return old
 
 
 class FileManifest(Manifest):
-    """The manifest in one SQLite file, where going from one state to the next is one transaction."""
+    """The manifest in an SQLite file; each state change is one transaction."""
 
     def __init__(self, path: Path) -> None:
-        """Open a manifest, or make an empty one."""
+        """Open a manifest, or create an empty one."""
         self.path, self.lock = path, Lock()
         try:
             self.db = sqlite3.connect(path, check_same_thread=False)
@@ -117,8 +117,8 @@ class FileManifest(Manifest):
         found: dict[str, File] = {}
         wanted = sorted(set(ids))
         for start in range(0, len(wanted), 500):
-            some = wanted[start : start + 500]
-            for file in self._read(f"select * from files where id in ({', '.join('?' * len(some))})", some):
+            batch = wanted[start : start + 500]
+            for file in self._read(f"select * from files where id in ({', '.join('?' * len(batch))})", batch):
                 found[file.id] = file
         return found
 
@@ -156,7 +156,7 @@ class FileManifest(Manifest):
             raise self._make_error("write", error) from error
 
     def backup(self, path: Path) -> None:
-        """Copy it into a new file."""
+        """Copy the manifest to a new file."""
         with self.lock, closing(sqlite3.connect(path)) as copy:
             self.db.backup(copy)
 
@@ -182,9 +182,9 @@ class FileManifest(Manifest):
 
     def _make_error(self, what: str, error: sqlite3.Error) -> RandSlotError:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
-            return DiskFullError(f"cannot {what} {self.path}: the disk is full. Free some space, and run it again")
+            return DiskFullError(f"cannot {what} {self.path}: the disk is full. Free some space, then retry")
         remedy = ""
-        if type(error) is sqlite3.DatabaseError:  # it is damaged: not a full disk, or a file that may not be read
+        if type(error) is sqlite3.DatabaseError:  # damaged: not a full disk or missing permissions
             remedy = (
                 ". Restore a backup, or move the file away, run "
                 f"randslot library verify --repair -l {self.path.parent} and index the files again"
@@ -193,19 +193,19 @@ class FileManifest(Manifest):
 
 
 def show_name(file: File) -> str:
-    """Return the name of a document as text that can be shown: bytes that are not text are replaced."""
+    """Return the display name of a document; invalid bytes are replaced."""
     return _readable(os.path.basename(file.source))
 
 
 def show_folder(file: File) -> str:
-    """Return the name of the folder that a document is in, and not the path to it."""
+    """Return the name of a document's folder, without its path."""
     return _readable(os.path.basename(os.path.dirname(file.source)))
 
 
 def tell_apart(files: Iterable[File]) -> dict[str, str]:
-    """Return where documents are whose names are not unique, by id: the fewest folders that tell them apart.
+    """Return the folders, by document id, that distinguish documents of the same name: as few as possible.
 
-    As in "2023", or "2023/…" if the folders below that have the same names.
+    As in "2023", or "2023/…" if the folders below it have the same names.
     """
     named: defaultdict[str, list[File]] = defaultdict(list)
     for file in files:

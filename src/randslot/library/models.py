@@ -1,4 +1,4 @@
-"""The models of a library: of its vectors, and a student for queries; and a check that it can read the pages."""
+"""The models of a library: page model, distilled query model, rerankers; and a check that it can read the pages."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from .stores.store import Store
 EMBEDDED = "embedded"  # the name of the model that ships with the package
 Name = str | os.PathLike[str]
 
-# Settings that may differ: where the same model is now, and how long queries are. The template is part of the weights.
+# Settings that may differ. The template is part of the weights.
 FREE = ("name", "revision", "query_vectors", "template")
 
 
-# Weights of scores by vectors beside those by words: if the model reads well, if less so, and for a query in another
-# language than the library, if the model is multilingual. Chosen in research/log.md, "Fusion".
+# Weights of vector scores relative to word scores: for a model that reads the pages well, for others, and for a
+# multilingual model with a query in another language than the library. Chosen in research/log.md, "Fusion".
 STRONG, LIGHT, ACROSS = 0.25, 0.15, 1.0
 
 
 def check_model(bound: Identity, other: Identity, library: str, advice: str = "") -> None:
-    """Raise UsageError if a library was indexed with another model; advice: what to do about it."""
+    """Raise UsageError if a library was indexed with another model; advice: what to do."""
     differences = _compare(bound, other, FREE) if bound.weights == other.weights else f"{bound}, not {other}"
     if differences:
         advice = advice or "use that model with its settings, or create another library"
@@ -40,7 +40,7 @@ def check_model(bound: Identity, other: Identity, library: str, advice: str = ""
 
 
 def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> str:
-    """Return in which settings two models differ, except for free ones."""
+    """Return the settings in which two models differ, except `free` ones."""
     ours, theirs = bound.as_dict(), other.as_dict()
     differences = []
     for name in {**ours, **theirs}:
@@ -50,15 +50,15 @@ def _compare(bound: Identity, other: Identity, free: tuple[str, ...]) -> str:
 
 
 def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_code: bool = False) -> PageReader:
-    """Load the model that a library belongs to, from its own place or from `name`, with the library's settings.
+    """Load the model of a library, from its original place or from `name`, with the library's settings.
 
-    trust_remote_code: run its own Python code, if it has any that this user has not trusted before.
+    trust_remote_code: run the model's own Python code, even if this user has not trusted it before.
     """
     from ..model import open_model
 
     place = name or bound.name
     if place is None:
-        raise RandSlotError(f"library {library} was made with a model in memory: pass that model")
+        raise RandSlotError(f"library {library} was indexed with a model in memory: pass that model")
     options: dict[str, Any] = {}
     if not is_url(place):
         options = {"revision": bound.revision if name is None else None, "dtype": bound.dtype}
@@ -84,17 +84,17 @@ def load_bound(bound: Identity, name: str | None, library: str, *, trust_remote_
 
 
 def refuse_student(model: PageReader) -> None:
-    """Raise UsageError if a model cannot read pages."""
+    """Raise UsageError if a model only encodes queries."""
     if teacher := find_teacher(model):
         advice = f"index with {teacher}, and search with --query-model"
-        raise UsageError(f"{model.identity} is a student and only encodes queries: {advice}")
+        raise UsageError(f"{model.identity} is a distilled query model: {advice}")
 
 
 @dataclass(frozen=True)
 class ReadingCheck:
-    """Whether a model can read the pages of a library.
+    """The result of checking whether a model can read the pages of a library.
 
-    share: of other pages that are farther from a line than the line's own page; 0.5 is chance. pages: compared.
+    share: of other pages that score below a line's own page; 0.5 is chance. pages: compared.
     """
 
     share: float
@@ -107,15 +107,15 @@ class ReadingCheck:
 
 
 class LibraryModels:
-    """The models of a library, each loaded when first needed. Safe in several threads.
+    """The models of a library, each loaded when first needed. Thread-safe.
 
-    binding: which model the vectors are of; None while the library has none. student: the model of queries, if another.
-    reading_check: whether the model can read the pages; None if that is not known. reranker, remembered_reranker: of
-    searches that name none; the second is written in the library.
+    binding: the model that made the vectors; None without vectors. student: the distilled query model, if any.
+    reading_check: whether the model can read the pages; None if unknown. reranker: default of this process.
+    remembered_reranker: default saved in the library.
     """
 
     def __init__(self, library: str, trust_remote_code: bool) -> None:
-        """library: its name, for messages."""
+        """library: its name, in messages."""
         self.library, self.trust_remote_code = library, trust_remote_code
         self.binding: Identity | None = None
         self.loaded: PageReader | None = None
@@ -127,7 +127,7 @@ class LibraryModels:
         self._lock = Lock()
 
     def bind(self, model: Name | PageReader | Identity) -> Identity:
-        """Give a model to a library that has none."""
+        """Set the model of a library that has none."""
         if not isinstance(model, Identity):
             self.loaded = self._open(model)
             refuse_student(self.loaded)
@@ -136,7 +136,7 @@ class LibraryModels:
         return model
 
     def open(self, described: Any, model: Name | PageReader | Identity | None) -> None:
-        """Take the model that library.json names; `model` may name it again, or be it."""
+        """Use the model described in library.json; `model` must be the same one, if given."""
         binding = self.binding = read_identity(described)
         if isinstance(model, Identity):
             check_model(binding, model, self.library, "choose another library")
@@ -148,25 +148,25 @@ class LibraryModels:
             check_model(binding, self.loaded.identity, self.library)
 
     def use_student(self, model: Name | PageReader) -> None:
-        """Encode queries with a student; UsageError if it is neither the library's model nor a student of it."""
+        """Encode queries with a student; UsageError if it does not match the library's model."""
         bound, student = self.need_binding(), self._open(model)
         teacher = find_teacher(student)
-        spoken = teacher or student.identity
-        if bound.weights != spoken.weights:
-            what = f"a student of {teacher}" if teacher else "neither that nor a student of it"
-            raise UsageError(f"library {self.library} belongs to {bound}, and {student.identity} is {what}")
+        target = teacher or student.identity
+        if bound.weights != target.weights:
+            what = f"a student of {teacher}" if teacher else "not distilled from it"
+            raise UsageError(f"library {self.library} was indexed with {bound}; {student.identity} is {what}")
         width = bound.settings.get("width", 0)
-        if 0 < width < spoken.dimension:
-            spoken = spoken.narrowed(None, width)
+        if 0 < width < target.dimension:
+            target = target.narrowed(None, width)
         of_pages = ("page_vectors", "visual_tokens", "text_tokens", "reduction", "reads")
-        if differences := _compare(bound, spoken, (*FREE, *of_pages)):
-            raise UsageError(f"library {self.library} was made with {differences}: distill its model as it is there")
-        if student.dimension != spoken.dimension:  # cut it, or undo the cut for another library
-            student.use(width=spoken.settings.get("width", 0))
+        if differences := _compare(bound, target, (*FREE, *of_pages)):
+            raise UsageError(f"library {self.library} was indexed with {differences}: distill with its settings")
+        if student.dimension != target.dimension:  # truncate it, or undo that for another library
+            student.use(width=target.settings.get("width", 0))
         self.student = student
 
     def find_reranker(self, wanted: str | Reranker | Literal[False] | None) -> Reranker | None:
-        """Return the reranker of a search, loaded: the library's own for None, none for False or "none"."""
+        """Return the loaded reranker of a search. wanted: None for the default, False or "none" for no reranker."""
         wanted = (self.reranker or self.remembered_reranker) if wanted is None else wanted
         if not wanted or wanted == "none":
             return None
@@ -178,14 +178,14 @@ class LibraryModels:
         return self._rerankers[wanted]
 
     def need_binding(self) -> Identity:
-        """Return which model the vectors are of; UsageError if the library has no vectors."""
+        """Return the model that made the vectors; UsageError if the library has no vectors."""
         if self.binding is None:
             raise UsageError(f"library {self.library} has no vectors: add them with randslot index --model")
         return self.binding
 
     @property
     def model(self) -> PageReader:
-        """The model of the vectors."""
+        """The model that made the vectors."""
         with self._lock:
             if self.loaded is None:
                 bound, trusted = self.need_binding(), self.trust_remote_code
@@ -198,13 +198,13 @@ class LibraryModels:
         return self.student or self.model
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
-        """Return the vectors of queries, as a search compares them; num_vectors: of each, if given."""
+        """Encode queries; num_vectors: per query, if given."""
         model = self.query_model
         with self._lock:
             return model.embed_queries(list(queries), num_vectors=num_vectors)
 
     def embed_lines(self, lines: Sequence[str]) -> list[Vectors]:
-        """Return the vectors of lines as queries, by the model itself, not a student."""
+        """Encode lines of text as queries, with the library's model, not a student."""
         model = self.model
         with self._lock:
             return model.embed_queries(list(lines), num_vectors=None)
@@ -223,25 +223,25 @@ class LibraryModels:
 
         return adopt(model)
 
-    # -- can it read the pages?
+    # -- can the model read the pages?
 
     def can_read(self) -> bool:
-        """Whether the model can read the pages, as far as is known; the embedded one has to show it."""
+        """Whether the model can read the pages; if unchecked, assume so, except for the embedded one."""
         if self.reading_check is None:
             return self.binding is not None and self.binding.name != EMBEDDED
         return self.reading_check.reads
 
     def check_reading(self, store: Store, visible: Collection[str]) -> ReadingCheck | None:
-        """Search for lines of some pages of visible files, and compare their own page with others.
+        """Check whether lines of sampled pages score higher on their own page than on others.
 
         None if too few pages have both text and vectors.
         """
         ids = [page.id for page in store.find(("layer", "ocr"), vectors=True) if page.file in visible]
-        dice = random.Random(0)
-        pages = list(store.read(dice.sample(ids, min(len(ids), 100))).values())
+        rng = random.Random(0)
+        pages = list(store.read(rng.sample(ids, min(len(ids), 100))).values())
         lines: dict[int, str] = {}
         for i, page in enumerate(pages[:40]):
-            if line := choose_line(page, dice):
+            if line := choose_line(page, rng):
                 lines[i] = line
         if len(pages) < 8 or len(lines) < 8:
             return None
@@ -253,7 +253,7 @@ class LibraryModels:
         return ReadingCheck(round(float(np.mean(shares)), 3), len(pages))
 
     def weigh_vectors(self, query: str, language: str | None) -> float:
-        """Return the weight of scores by vectors beside those by words, for a query to a library in a language."""
+        """Return the weight of vector scores relative to word scores. language: of the library."""
         usual = language or NO_STEMS
         is_multilingual = self.binding is not None and self.binding.settings.get("multilingual", False)
         if is_multilingual and self.can_read() and find_query_language(query, usual) != usual:
@@ -262,11 +262,11 @@ class LibraryModels:
         return STRONG if reads_well else LIGHT
 
 
-def choose_line(page: StoredPage, dice: random.Random) -> str:
-    """Return a line of a page, with the next ones if it is short; "" if the page has fewer than 5 words."""
+def choose_line(page: StoredPage, rng: random.Random) -> str:
+    """Return a random line of a page, with the next ones if it is short; "" if the page has fewer than 5 words."""
     assert page.text is not None
     lines = page.text.text.splitlines()
-    start = dice.randrange(len(lines)) if lines else 0
+    start = rng.randrange(len(lines)) if lines else 0
     words: list[str] = []
     for line in [*lines[start:], *lines[:start]]:
         words += line.split()

@@ -1,7 +1,6 @@
-"""Pages read on a Ray cluster: tasks open them, actors that hold the model encode them, on GPUs where there are.
+"""Read pages on a Ray cluster: tasks open them, actors with the model encode them, on GPUs if available.
 
-Vectors come back to this process, the only one that stores them: what Ray does twice is stored once. The only
-file that imports ray.
+Only this process stores vectors, so tasks that Ray retries are stored once. The only file that imports ray.
 """
 
 from __future__ import annotations
@@ -27,17 +26,17 @@ from .models import load_bound
 from .readers import ReadPage, WantedPages, open_pages
 from .workers import WorkerPool
 
-PAGES_PER_ROW = 8  # of one file that a task opens one after the other
+PAGES_PER_ROW = 8  # of one file per task
 Batch = dict[str, NDArray[Any]]
 
 
 @cache
 def _pool() -> WorkerPool:
-    return WorkerPool(1)  # a broken file may end its process without harm to Ray's
+    return WorkerPool(1)  # a broken file may crash it, not Ray's worker
 
 
 def open_row(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Open some pages of a file, as a task; the content of those whose hash is known is left out."""
+    """Open some pages of a file, as a task; leave out the content of pages with a known hash."""
     wanted: WantedPages = pickle.loads(row["wanted"])
     opened = []
     for page in open_pages(_pool(), row["reads"], row["pixels"], wanted):
@@ -46,7 +45,7 @@ def open_row(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 class RayReader:
-    """Reads on a cluster; files and the model must have the same path on all its machines."""
+    """Reads pages on a cluster; files and the model must have the same path on all machines."""
 
     def __init__(
         self,
@@ -57,12 +56,12 @@ class RayReader:
         batch: int,
         trust_remote_code: bool = False,
     ) -> None:
-        """address: as ray.init takes it; "" for RAY_ADDRESS, or the cluster of this machine, or a new one here.
+        """address: as in ray.init; "" for RAY_ADDRESS, or the local cluster, which is started if needed.
 
-        trust_remote_code: let the model run its own Python code on all machines.
+        trust_remote_code: run the model's own Python code on all machines.
         """
         if identity.name is None:
-            raise RandSlotError("a model in memory cannot go to a cluster: save it, and index with its folder")
+            raise RandSlotError("a model in memory cannot run on Ray: save it, and index with its folder")
         name = os.path.abspath(identity.name) if os.path.isdir(identity.name) else identity.name
         self.address, self.identity, self.library = address, replace(identity, name=name), library
         self.load_model, self.batch, self.trust_remote_code = load_model, batch, trust_remote_code
@@ -70,9 +69,9 @@ class RayReader:
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         model, rows = self.load_model(), []
         for pages in wanted:
-            for some in pages.split(PAGES_PER_ROW):  # the work of a task
-                rows.append({"wanted": pickle.dumps(some), "reads": model.reads, "pixels": model.page_pixels})
-        started = not ray.is_initialized()  # the user's own program may have connected
+            for task in pages.split(PAGES_PER_ROW):  # one task
+                rows.append({"wanted": pickle.dumps(task), "reads": model.reads, "pixels": model.page_pixels})
+        started = not ray.is_initialized()  # the user's program may have connected already
         if started:
             _connect(self.address)
         try:
@@ -80,7 +79,7 @@ class RayReader:
                 yield [pickle.loads(page) for page in batch["page"]]
         except (ray.exceptions.RayError, ray.data.exceptions.UserCodeException) as error:
             cause: BaseException = error
-            while cause.__cause__ is not None:  # what went wrong on a worker, without Ray's frames around it
+            while cause.__cause__ is not None:  # the worker's own error, without Ray's wrappers
                 cause = cause.__cause__
             raise RandSlotError(f"reading on Ray failed: {first_line(cause)}") from error
         finally:
@@ -96,7 +95,7 @@ class RayReader:
         return pages.map_batches(
             Encode,
             fn_constructor_args=(self.identity, self.library, self.trust_remote_code, self.batch),
-            batch_size=4 * self.batch,  # so that an actor can prepare pages while it encodes others
+            batch_size=4 * self.batch,  # an actor prepares pages while it encodes others
             batch_format="numpy",
             **_plan_actors(ray.cluster_resources()),
         )
@@ -106,7 +105,7 @@ def _connect(address: str) -> None:
     """Connect to a cluster."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     try:
-        if colon and port.isdecimal():  # Ray itself would try for minutes
+        if colon and port.isdecimal():  # fail fast: Ray retries for minutes
             socket.create_connection((host, int(port)), timeout=10).close()
         ray.init(address or None, log_to_driver=False, logging_level="error")
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
@@ -114,7 +113,7 @@ def _connect(address: str) -> None:
 
 
 def _plan_actors(resources: dict[str, float]) -> dict[str, Any]:
-    """Return what an actor takes and how many there may be: one for each GPU, or most CPUs where there is none."""
+    """Return the resources of an actor and the pool size: one actor per GPU, else per CPU with some to spare."""
     cpus, gpus = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
     max_actors = gpus or max(cpus - max(cpus // 4, 1), 1)
     takes = {"num_gpus": 1} if gpus else {"num_cpus": 1}
@@ -122,10 +121,10 @@ def _plan_actors(resources: dict[str, float]) -> dict[str, Any]:
 
 
 class Encode:
-    """An actor: loads the model of the library once, then encodes pages."""
+    """An actor that loads the library's model once, then encodes pages."""
 
     def __init__(self, identity: Identity, library: str, trust_remote_code: bool = False, size: int = 8) -> None:
-        """size: pages of the largest size that are encoded at once."""
+        """size: batch size for pages of the largest size."""
         self.model = load_bound(identity, None, library, trust_remote_code=trust_remote_code)
         self.size = size
 
@@ -142,7 +141,7 @@ class Encode:
         return {"page": np.array(encoded, dtype=object)}
 
     def _encode(self, contents: list[Any]) -> list[Vectors]:
-        """Encode pages in batches by their size, while threads prepare others."""
+        """Encode pages in batches of bounded size, while threads prepare the next ones."""
         prepare = getattr(self.model, "prepare_page", None) or (lambda page: page)
         vectors: list[Vectors] = []
         prepared = ahead(prepare, contents, depth=2 * self.size)

@@ -1,7 +1,7 @@
-"""Read the first hits again together with the query, and put them into the order of a reranker.
+"""Rerank the first hits of a search.
 
-A reranker is a `CrossEncoder` of sentence-transformers, which reads the text of a page or its image, or a server with a
-route /rerank, as vLLM, Text Embeddings Inference and Jina have it.
+A reranker is a `CrossEncoder` of sentence-transformers, which reads the text or the image of a page, or a server with a
+/rerank route, such as vLLM, Text Embeddings Inference or Jina.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .stores.points import StoredPage
 
 
 class Reranker(Protocol):
-    """Scores pages for a query. pages: how many hits it reads. seconds: after which the first order stands."""
+    """Scores pages for a query. pages: the number of hits to rerank. seconds: timeout; hits then keep their order."""
 
     name: str
     reads: Reads
@@ -34,7 +34,7 @@ class Reranker(Protocol):
     seconds: float
 
     def score(self, query: str, pages: Sequence[Any], deadline: float) -> list[float]:
-        """Return a score for each page (text or image), higher is better; TimeoutError after the deadline."""
+        """Score each page (text or image), higher is better; TimeoutError after the deadline."""
 
 
 def open_reranker(
@@ -42,7 +42,7 @@ def open_reranker(
 ) -> CrossEncoderReranker | ServedReranker:
     """Open a reranker: a folder or hub id of a cross-encoder, or the URL of a server.
 
-    pages: how many hits are read again. seconds: for one query, after which the first order stands.
+    pages: the number of hits to rerank. seconds: timeout of one query; hits then keep their order.
     """
     if is_url(name):
         return ServedReranker(name, pages, seconds)
@@ -51,18 +51,18 @@ def open_reranker(
 
 
 def score_windows(pages: list[list[Any]], score: Callable[[list[Any]], Any], batch: int) -> list[float]:
-    """Score the windows of pages in batches; the best window of a page counts."""
+    """Score the windows of pages in batches; return the best score of each page."""
     owners = [(number, window) for number, windows in enumerate(pages) for window in windows]
     scores = [-math.inf] * len(pages)
     for start in range(0, len(owners), batch):
-        some = owners[start : start + batch]
-        for (number, _), found in zip(some, score([window for _, window in some]), strict=True):
+        chunk = owners[start : start + batch]
+        for (number, _), found in zip(chunk, score([window for _, window in chunk]), strict=True):
             scores[number] = max(scores[number], float(found))
     return scores
 
 
 class CrossEncoderReranker:
-    """A `CrossEncoder`: from a folder or the hub, safetensors only, without code unless it is trusted."""
+    """A `CrossEncoder` from a folder or the hub: safetensors only, no remote code unless trusted."""
 
     def __init__(self, name: str, pages: int, seconds: float, trust_remote_code: bool) -> None:
         from ..model.hub import MODEL_FILES, WITH_CODE, find
@@ -75,7 +75,7 @@ class CrossEncoderReranker:
         self._lock = Lock()
         shape = np.shape(self._predict([("a query", "a page")]))  # a broken model fails here
         if shape != (1,):
-            raise RandSlotError(f"{name} gives {shape[-1]} scores for a page: a reranker gives one")
+            raise RandSlotError(f"{name} returns {shape[-1]} scores per page: choose a reranker that returns one")
 
     def _predict(self, pairs: list[tuple[str, Any]]) -> Any:
         with self._lock, in_one_line(f"rerank with {self.name}"):
@@ -91,7 +91,7 @@ class CrossEncoderReranker:
         return score_windows(windows, predict, 16 if self.reads == "text" else 2)
 
     def _cut(self, query: str, text: str) -> list[str]:
-        """Cut a text into windows that fit beside the query, at most eight."""
+        """Split a text into at most eight windows that fit the model together with the query."""
         tokenizer = self.model.tokenizer
         room = min(self.model.max_seq_length or 512, 2048) - len(tokenizer(query)["input_ids"]) - 8
         tokens = len(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
@@ -99,9 +99,9 @@ class CrossEncoderReranker:
 
 
 class ServedReranker:
-    """A server with a route /rerank; URL#MODEL names one of several models there.
+    """A server with a /rerank route; URL#MODEL selects one of its models.
 
-    It reads text, in windows of about 200 words. Its bearer token is in RANDSLOT_RERANK_TOKEN.
+    It reads text, in windows of about 200 words. RANDSLOT_RERANK_TOKEN holds its bearer token.
     """
 
     reads: Reads = "text"
@@ -111,16 +111,16 @@ class ServedReranker:
 
         self.name, self.pages, self.seconds = name, pages, seconds
         url, _, self.model = name.partition("#")
-        hint = "; is it a server with a route /rerank, such as vLLM or Text Embeddings Inference?"
+        hint = "; does it have a /rerank route, as in vLLM or Text Embeddings Inference?"
         token = os.environ.get("RANDSLOT_RERANK_TOKEN")
         self.client = JsonClient(url.rstrip("/").removesuffix("/rerank"), seconds, token, hint)
         self.client.pauses = ()
-        self.field = "documents"  # "texts" on a server that wants that
+        self.field = "documents"  # "texts" on some servers
 
     def score(self, query: str, pages: Sequence[Any], deadline: float) -> list[float]:
         windows = [cut_evenly(page, math.ceil(len(page.split()) / 200)) for page in pages]
-        # 32 is what Text Embeddings Inference takes at once.
-        return score_windows(windows, lambda some: self._ask(query, some, deadline), 32)
+        # Text Embeddings Inference accepts at most 32.
+        return score_windows(windows, lambda chunk: self._ask(query, chunk, deadline), 32)
 
     def _ask(self, query: str, windows: list[str], deadline: float) -> list[float]:
         self.client.timeout = min(deadline - time.monotonic(), 600.0)
@@ -132,7 +132,7 @@ class ServedReranker:
         except RandSlotError as error:
             if time.monotonic() >= deadline:
                 raise TimeoutError from error
-            if self.field == "documents" and "texts" in str(error):  # the field that it lacks
+            if self.field == "documents" and "texts" in str(error):  # the missing field
                 self.field = "texts"
                 return self._ask(query, windows, deadline)
             raise
@@ -146,9 +146,9 @@ class ServedReranker:
 def rerank_hits(
     reranker: Reranker, query: str, hits: list[Hit], pages: Mapping[str, StoredPage]
 ) -> tuple[list[Hit], str]:
-    """Return hits, the first ones in the order of a reranker; and why they keep their order if it failed.
+    """Rerank the first hits; return all hits, and a note if the reranker failed and they keep their order.
 
-    A page that the reranker cannot read keeps its place.
+    A page that the reranker cannot read keeps its rank.
     """
     places: list[int] = []
     contents: list[Any] = []
@@ -158,15 +158,15 @@ def rerank_hits(
             if reranker.reads == "image":
                 contents.append(hit.image())
             elif text is not None and text.text:
-                contents.append("/".join(Path(hit.source).parts[-2:]) + "\n" + text.text)  # names tell twins apart
+                contents.append("/".join(Path(hit.source).parts[-2:]) + "\n" + text.text)  # names distinguish twins
             else:
                 continue
             places.append(place)
         scores = reranker.score(query, contents, time.monotonic() + reranker.seconds)
     except TimeoutError:
-        return hits, f"{reranker.name} took longer than {reranker.seconds:g} s: hits are in their first order"
+        return hits, f"{reranker.name} took longer than {reranker.seconds:g} s; hits are not reranked"
     except RandSlotError as error:
-        return hits, f"{error}; hits are in their first order"
+        return hits, f"{error}; hits are not reranked"
     again = list(hits)
     order = sorted(range(len(places)), key=lambda number: -scores[number])
     for place, number in zip(places, order, strict=True):

@@ -1,4 +1,4 @@
-"""What a library answers: how far a run is and what it did, pages that were found, and what the library holds."""
+"""The results of a library: progress and summaries of runs, hits of searches, and its status."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ BY: tuple[By, ...] = ("words", "vectors", "both")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is; `finished` are the files that became visible since the last report.
+    """The progress of a run. finished: files that became visible since the last report.
 
-    stage: what is being done to pages: "reading", or for pages that are stored already "words", "counting", "scans",
-    "vectors", "sketches"; "queries" are counted in place of pages.
+    stage: "reading", or for stored pages "words", "counting", "scans", "vectors", "sketches"; in the stage "queries",
+    pages are queries.
     """
 
     files_done: int
@@ -37,11 +37,11 @@ class Progress:
 
 @dataclass
 class Summary:
-    """What a run did: the files by what became of them, the pages stored and encoded, the time.
+    """The summary of a run: files by outcome, pages stored and encoded, and the time.
 
-    links: to folders, not followed. known_failures: failed files that failed in the last run for the same reason.
-    by_ocr: pages read by OCR; ocr_seconds: its time. without_text: pages of the whole library that keyword search
-    cannot find.
+    others: files of unsupported types. links: links to folders, not followed. known_failures: failed files that failed
+    in the last run for the same reason. by_ocr: pages read by OCR; ocr_seconds: its time. without_text: pages of the
+    whole library that keyword search cannot find.
     """
 
     added: list[str] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Match:
-    """Which page readout was nearest to a query readout, both from 1, and how near."""
+    """The page vector nearest to a query vector, both counted from 1, and their similarity."""
 
     query: int
     page: int
@@ -73,7 +73,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Copy:
-    """Where a page is that is identical to one that was found; `file` as in `Hit`."""
+    """A page that is identical to a hit; `file` as in `Hit`."""
 
     source: str
     page: int
@@ -82,16 +82,15 @@ class Copy:
 
 @dataclass(frozen=True)
 class Hit:
-    """A page that was found: its id, its file, its number from 1, and its score.
+    """A page found by a search. page: its number, from 1.
 
-    score: BM25 by words, MaxSim by vectors, by both a sum of normalised scores; it compares pages of one search only.
-    matches: of readouts, where vectors were compared. file: the id of the version of the file that the page belongs to.
-    snippet: a part of the text with the words of the query. boxes: of these words, in fractions of the page. best: the
-    one to look at first. passage: boxes of the lines that a model which reads text found nearest, if it reads in parts.
-    copies: identical pages, if they were asked for as one. twin: equal for hits of one search that are copies. fields:
-    where words of the query are: the file's "name" or "folder", the page's "title", "section", "heading" or "text".
-    rerank: the score by which a reranker has put this hit into its place. gone: its file is no longer on disk.
-    library: where it was found, if several were searched together.
+    score: BM25 by words, MaxSim by vectors, a sum of normalised scores by both; comparable within one search only.
+    matches: of query vectors with page vectors, if vectors were compared. file: the id of the file's version. snippet:
+    an excerpt with words of the query. boxes: of these words, in fractions of the page. best: the most relevant box.
+    passage: boxes of the lines nearest in meaning, if a text model encodes pages in windows. copies: identical pages,
+    with `collapse`. twin: equal for hits of one search that are copies. fields: where words of the query are: the
+    file's "name" or "folder", the page's "title", "section", "heading" or "text". rerank: the reranker's score. gone:
+    its file is no longer on disk. library: the library it was found in, if several were searched together.
     """
 
     id: str
@@ -114,9 +113,9 @@ class Hit:
     library: str = ""
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
-        """Open the page, from the file that it is in.
+        """Render the page from its file.
 
-        Errors: RandSlotError if the file is not there any more, or cannot be read.
+        Errors: RandSlotError if the file no longer exists or cannot be read.
         """
         return pages.open_file_page(Path(self.source), self.page, pixels)
 
@@ -133,14 +132,13 @@ class Hit:
 
 @dataclass
 class QueryResult:
-    """What a search found for one query: hits, best first, by words, vectors or both.
+    """The result of a search for one query: hits, best first.
 
     by: "vectors" also in a search by both if no page has a word of the query: its hits are only similar in meaning.
-    corrected: the query that was searched for, if words of the given one are on no page and like others that are.
-    unknown: words of the query that no page has. without_text: if nothing was found by words, how many pages of the
-    library no search by words can find. is_cut: the search took too long, and some hits or snippets are missing.
-    rerank_note: why hits are in their first order, if a reranker failed or took too long. filter_note: why no file
-    passes the filters, and what there is.
+    corrected: the query that was searched for, if typos were corrected. unknown: words of the query that no page has.
+    without_text: if words found nothing, the number of pages without text. is_cut: the search hit its time limit, and
+    some hits or snippets are missing. rerank_note: why hits were not reranked. filter_note: why no file passes the
+    filters.
     """
 
     by: By
@@ -155,13 +153,13 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class Status:
-    """What a library holds: files and pages that can be found, files that are not complete yet, sizes, and its model.
+    """The status of a library. files, pages: searchable. pending: incomplete files. missing: files no longer on disk.
 
-    bytes: on disk, with codes, payload and the list of files; on a server, only of the vectors.
-    vector_bytes_per_page: the mean of some pages if they differ; 0 without a model. model: None for a library without
-    vectors. language: the usual one; None if no page has text. languages: that one, and others that pages are in.
-    origins: pages by where their text was found; see `StoredText`. notes: for people who search the library.
-    sketches: how searches use them; empty if there are none. reads: whether the model reads the pages; None if unknown.
+    bytes: on disk; on a server, only of the vectors. vector_bytes_per_page: the mean of some pages if they differ; 0
+    without a model. model: None without vectors. language: the main one; None if no page has text. languages: all, the
+    main one first. origins: pages by the origin of their text; see `StoredText`. notes: for people who search the
+    library. sketches: how searches use them; empty if there are none. reads: whether the model can read the pages; None
+    if unknown.
     """
 
     folder: str
@@ -184,5 +182,5 @@ class Status:
 
     @property
     def with_text(self) -> int:
-        """How many pages have text, from the file or by OCR."""
+        """The number of pages with text, from the file or by OCR."""
         return self.origins.get("layer", 0) + self.origins.get("ocr", 0)

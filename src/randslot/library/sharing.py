@@ -1,8 +1,7 @@
-"""Share a library between processes: one process has it open, and other processes of the same user ask it.
+"""Share a library between processes of one user: one process opens it and serves the others.
 
-The process that has it open listens on a Unix socket in a folder that only its user can enter. A request is a line of
-JSON, `{"call": name, ...}`; the answer is lines of `{"progress": ...}` and then one `{"result": ...}` or
-`{"error": ...}`.
+It listens on a Unix socket in a private folder. A request is a line of JSON, `{"call": name, ...}`; the answer is lines
+of `{"progress": ...}`, then one `{"result": ...}` or `{"error": ...}`.
 """
 
 from __future__ import annotations
@@ -39,27 +38,27 @@ Report = Callable[[Progress], None]
 
 
 def name_socket(library: str) -> str:
-    """Return where the process listens that has a library open: in a folder that only this user can enter."""
+    """Return the path of a library's socket, in a folder that only this user can access."""
     folder = os.path.join(tempfile.gettempdir(), f"randslot-{os.getuid()}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    about = os.lstat(folder)
-    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
-        raise RandSlotError(f"{folder} is not a folder of your own: delete it, or set TMPDIR to another folder")
+    info = os.lstat(folder)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise RandSlotError(f"{folder} is not private to this user: delete it, or set TMPDIR to another folder")
     key = f"{os.getpid()}" if is_address(library) else os.path.realpath(os.path.expanduser(library))
     return os.path.join(folder, blake2b(key.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest())
 
 
 class LibraryServer:
-    """Answers other processes of this user while this one has a library open; use it in a `with` block."""
+    """Serves an open library to other processes of this user; use it in a `with` block."""
 
     def __init__(self, library: Library, *, refusal: str = "", owner: SharedLibrary | None = None) -> None:
-        """refusal: why others may change nothing, if so. owner: what closes the library when another process asks."""
+        """refusal: why clients may not write, if so. owner: closes the library when another process takes it over."""
         self.library, self.refusal, self.owner = library, refusal, owner
         self.path = name_socket(library.name)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
     def __enter__(self) -> Self:
-        Path(self.path).unlink(missing_ok=True)  # of a process that crashed: this one holds the lock of the library
+        Path(self.path).unlink(missing_ok=True)  # stale: this process holds the lock of the library
         self.listener.bind(self.path)
         self.listener.listen()
         self.library.location.announce(self.path)
@@ -81,7 +80,7 @@ class LibraryServer:
 
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one client."""
-        with suppress(OSError), connection, connection.makefile("rwb") as file:  # closing flushes, too
+        with suppress(OSError), connection, connection.makefile("rwb") as file:  # closing flushes
 
             def send(message: dict[str, Any]) -> None:
                 file.write(json.dumps(message, default=asdict).encode() + b"\n")
@@ -93,7 +92,7 @@ class LibraryServer:
                 except RandSlotError as error:
                     send({"error": str(error), "usage": isinstance(error, UsageError)})
                 except (ValueError, TypeError, KeyError, AttributeError) as error:
-                    send({"error": f"not a request: {error}", "usage": True})
+                    send({"error": f"invalid request: {error}", "usage": True})
                 else:
                     send({"result": result})
 
@@ -115,7 +114,7 @@ class LibraryServer:
                     return library.find_files(*request["patterns"])
                 case "read_text":
                     return library.read_text(request["page"]).text
-                case "status":  # with a folder that other working directories understand
+                case "status":  # with an absolute folder
                     found = library.status()
                     return found if library.location.shared else replace(found, folder=str(library.folder.absolute()))
                 case "backup":
@@ -131,24 +130,24 @@ class LibraryServer:
 
 
 class LibraryClient:
-    """Asks the process that has a library open, with the methods of `Library`; use it in a `with` block."""
+    """Talks to the process that has a library open, with the methods of `Library`; use it in a `with` block."""
 
     def __init__(self, name: str, path: str) -> None:
-        """name: of the library, for messages. path: of the socket."""
+        """name: of the library, in messages. path: of the socket."""
         self.name = name
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self.socket.connect(path)
         except OSError as error:
             self.socket.close()
-            raise InUseError(f"the process that has library {name} open does not answer: {error.strerror}") from error
+            raise InUseError(f"cannot reach the process that has library {name} open: {error.strerror}") from error
         self.file = self.socket.makefile("rwb")
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(OSError):  # a request that the process did not read
+        with suppress(OSError):  # the process did not read the request
             self.file.close()
         self.socket.close()
 
@@ -156,11 +155,11 @@ class LibraryClient:
         return self.status().pages
 
     def search_all(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[list[Hit]]:
-        """Search; options as `Library.search_all`."""
+        """Search; options as in `Library.search_all`."""
         return [result.hits for result in self.search_results(queries, k, **options)]
 
     def search_results(self, queries: Sequence[str], k: int = 5, **options: Any) -> list[QueryResult]:
-        """Search, and tell why little was found; options as `Library.search`."""
+        """Search, and explain missing results; options as in `Library.search`."""
         results = []
         for values in self._ask("search_results", queries=list(queries), k=k, **options):
             results.append(QueryResult(**values | {"hits": [_make_hit(hit) for hit in values["hits"]]}))
@@ -195,29 +194,29 @@ class LibraryClient:
         return list(self._ask("forget", sources=list(sources)))
 
     def add(self, inputs: Iterable[str], *, progress: Report = lambda _: None, **options: Any) -> Summary:
-        """Index files; options as `Library.add`."""
+        """Index files; options as in `Library.add`."""
         return Summary(**self._ask("add", progress, inputs=[_absolute(path) for path in inputs], **options))
 
     def read_words(self, *, progress: Report = lambda _: None, **options: Any) -> int:
-        """Read words; options as `Library.read_words`."""
+        """Backfill text; options as in `Library.read_words`."""
         return int(self._ask("read_words", progress, **options))
 
     def verify(self, *, repair: bool = False, progress: Report = lambda _: None) -> list[str]:
         return list(self._ask("verify", progress, repair=repair))
 
     def backup(self, target: str) -> int:
-        """Have the process copy the folder of its library."""
+        """Back up the library to a new folder."""
         return int(self._ask("backup", target=_absolute(target)))
 
     def copy_to(self, target: str, progress: Report, page_vectors: int | None, width: int | None) -> Copied:
-        """Have the process copy its library to another place."""
+        """Copy the library to another place."""
         from .copy import Copied
 
         options = {"target": _absolute(target), "page_vectors": page_vectors, "width": width}
         return Copied(**self._ask("copy_to", progress, **options))
 
     def copy_from(self, source: str, progress: Report) -> Copied:
-        """Have the process copy a library from another place into its own."""
+        """Copy another library into this one."""
         from .copy import Copied
 
         return Copied(**self._ask("copy_from", progress, source=_absolute(source)))
@@ -238,7 +237,7 @@ class LibraryClient:
                     return answer["result"]
                 now = answer["progress"]
                 progress(Progress(**now | {"finished": tuple(now["finished"])}))
-        raise RandSlotError(f"the process that had library {self.name} open has stopped: run the command again")
+        raise RandSlotError(f"lost the process that had library {self.name} open: run the command again")
 
 
 def _make_hit(values: dict[str, Any]) -> Hit:
@@ -256,14 +255,14 @@ def _make_hit(values: dict[str, Any]) -> Hit:
 
 
 def _absolute(place: str) -> str:
-    """Return a path that means the same in another working directory."""
+    """Return an absolute path; addresses stay as they are."""
     return place if not place or is_address(place) else os.path.abspath(os.path.expanduser(place))
 
 
 def open_library(place: Name, model: Any = None, *, query_model: Any = None, **options: Any) -> Library | LibraryClient:
-    """Open a library, or connect to the process that has it open; options as `Library`.
+    """Open a library, or connect to the process that has it open; options as in `Library`.
 
-    Waits for a process that is starting or stopping.
+    Retries while that process starts or stops.
     """
     deadline = time.monotonic() + 2
     while True:
@@ -274,7 +273,7 @@ def open_library(place: Name, model: Any = None, *, query_model: Any = None, **o
                 if error.socket is None:
                     raise
                 if model is not None or query_model is not None:
-                    raise UsageError(f"{error}, to give it a model") from error
+                    raise UsageError(f"cannot set a model: {error}") from error
                 return LibraryClient(os.fspath(place), error.socket)
         except InUseError:
             if time.monotonic() > deadline:
@@ -283,7 +282,7 @@ def open_library(place: Name, model: Any = None, *, query_model: Any = None, **o
 
 
 def share(opened: Library | LibraryClient) -> AbstractContextManager[Any]:
-    """Let other commands search a library while this one changes it."""
+    """Let other commands search a library while this one writes to it."""
     if isinstance(opened, LibraryClient):
         return nullcontext()
     return LibraryServer(opened, refusal=f"process {os.getpid()} is changing library {opened.name}: wait for it")
@@ -292,9 +291,9 @@ def share(opened: Library | LibraryClient) -> AbstractContextManager[Any]:
 def copy_between(
     source: str, target: str, progress: Report, page_vectors: int | None = None, width: int | None = None
 ) -> Copied:
-    """Copy a library to another place; a process that has one of the two open does it.
+    """Copy a library to another place; if another process has one of them open, that process does the copy.
 
-    page_vectors, width: of a new copy, if fewer vectors a page or narrower ones.
+    page_vectors, width: of a new copy, to store fewer or narrower vectors per page.
     """
     from .copy import copy_library, narrow_binding
 
@@ -308,20 +307,20 @@ def copy_between(
             if error.socket is None:
                 raise
             path = error.socket
-    with LibraryClient(target, path) as client:  # our own copy of the source is closed by now
+    with LibraryClient(target, path) as client:  # the source is closed here by now
         return client.copy_from(source, progress)
 
 
 class SharedLibrary:
-    """A library for a long-lived process: open here, or in another process that is asked; safe for threads.
+    """A library for a long-lived process: opened here, or by another process that serves it. Thread-safe.
 
-    When the process that has it open stops, the next that needs it opens it. `randslot serve` takes it over.
+    When that process stops, the next user of the library opens it. `randslot serve` takes it over.
     """
 
     def __init__(self, library: Library | Name, model: str | None = None, query_model: str | None = None) -> None:
-        """library: an open one, which stays open, or its place. model: where its model is, if that has moved.
+        """library: an open one, which stays open, or its place. model: the new place of its model, if it has moved.
 
-        query_model: a student of that model, for searches.
+        query_model: a distilled student of that model, for searches.
         """
         self.lock, self.closing = Condition(), ExitStack()
         self.num_users = 0
@@ -332,7 +331,7 @@ class SharedLibrary:
         self.model, self.query_model = model, query_model
 
     def close(self) -> None:
-        """Close the library, if it was opened here; also done at the end of the process."""
+        """Close the library, if it was opened here; also called at exit."""
         atexit.unregister(self.close)
         with self.lock:
             self.own = self.given
@@ -340,10 +339,10 @@ class SharedLibrary:
 
     @contextmanager
     def use(self, *, only_here: bool = False) -> Iterator[Library | LibraryClient]:
-        """Give the library for a few calls. only_here: fail if this process does not have it open."""
+        """Use the library in a `with` block. only_here: fail if this process does not have it open."""
         with self.lock:
             if self.own is None and only_here:
-                raise RandSlotError(f"another process has taken over library {self.place}: try again")
+                raise RandSlotError(f"another process took over library {self.place}: try again")
             opened = self._open() if self.own is None else self.own
             self.num_users += 1
         try:
@@ -355,7 +354,7 @@ class SharedLibrary:
                 self.lock.notify_all()
 
     def release(self) -> bool:
-        """Close the library once nobody uses it; return False if that takes too long."""
+        """Close the library once it is idle; return False on timeout."""
         with self.lock:
             if not self.lock.wait_for(lambda: not self.num_users, self.release_seconds):
                 return False
@@ -368,5 +367,5 @@ class SharedLibrary:
         if isinstance(opened, Library):
             self.own = self.closing.enter_context(opened)
             self.closing.enter_context(LibraryServer(opened, owner=self))
-            atexit.register(self.close)  # leaves no socket behind
+            atexit.register(self.close)  # removes the socket
         return opened

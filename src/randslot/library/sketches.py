@@ -1,4 +1,4 @@
-"""Sketches for a library of very many pages: a short vector for each page, which finds candidates for full scoring.
+"""Sketches: one short vector per page, the first stage of vector search in large libraries.
 
 The product of a page's sketch with that of a query is nearly their MaxSim. MaxSim adds up, over the vectors x of a
 query, the largest product of x with a vector of the page. As a function of x, this is close to a weighted sum of a few
@@ -6,8 +6,8 @@ hundred features of x, exp(sharpness * x.c) for vectors c of some pages. The wei
 squares over vectors of queries, are linear in its largest products with them. So a query is its features, a page is its
 weights, and both are projected onto their main axes.
 
-LEMUR (a network in place of these features) has shown that one vector can replace many; research/log.md has figures.
-A library uses sketches only if they find enough of the best pages.
+LEMUR showed this idea with a network in place of these features; research/log.md has figures. A library uses sketches
+only if their recall is high enough.
 
 Shapes: X vectors of queries, C centres, S numbers of a sketch, K vectors of one page or query, D dimension.
 """
@@ -35,12 +35,12 @@ from .stores.points import SKETCH, StoredPage, Vectors
 from .stores.store import MAX_NUMBERS, StoreQuery, Where, mean_numbers, pages_at_once
 
 MAX_PRODUCTS = 2**24  # at once: 64 MB
-LOOK_SECONDS = 1.0  # after which a search reads the description of a shared library again
-BLOB = ("sketcher", "sketches.npz")  # where the sketcher is: on a server, in a folder
-AT_ONCE = 1000  # pages that get sketches
-NUM_TESTED = 100  # queries of each group that sketches are not fitted to
+REFRESH_SECONDS = 1.0  # after which a search reloads the description of a shared library
+BLOB = ("sketcher", "sketches.npz")  # name of the sketcher: on a server, in a folder
+AT_ONCE = 1000  # pages to sketch in one batch
+NUM_HELD_OUT = 100  # queries of each group
 CANDIDATES = (100, 200, 300, 500, 1000, 2000, 4000)  # tried in this order
-HITS, ENOUGH = 5, 0.98  # of the best pages, the share that must be found
+HITS, MIN_RECALL = 5, 0.98  # recall@5 against exact search
 
 
 @dataclass(frozen=True)
@@ -65,36 +65,36 @@ class Sketcher:
     def sketch_pages(self, pages: Sequence[Vectors]) -> Vectors:
         """Return the sketches of pages, a row each."""
         made = [np.empty((0, len(self.page_mean_S)), np.float32)]
-        for some in _split(pages, MAX_PRODUCTS // len(self.anchors_XD)):
-            made.append(find_nearest(self.anchors_XD, some).T @ self.page_map_XS - self.page_mean_S)
+        for batch in _split(pages, MAX_PRODUCTS // len(self.anchors_XD)):
+            made.append(find_nearest(self.anchors_XD, batch).T @ self.page_map_XS - self.page_mean_S)
         return np.concatenate(made)
 
     def to_bytes(self) -> bytes:
-        """Serialize it."""
+        """Serialize the sketcher."""
         content = BytesIO()
         np.savez(content, **vars(self))
         return content.getvalue()
 
     @property
     def key(self) -> str:
-        """A hash of it."""
+        """A hash of the sketcher."""
         return blake2b(self.page_map_XS.tobytes() + self.anchors_XD.tobytes(), digest_size=8).hexdigest()
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Sketcher:
-        """Read what `to_bytes` wrote."""
+        """Deserialize a sketcher."""
         with np.load(BytesIO(content), allow_pickle=False) as values:
             return cls(**values)
 
 
 def make_features(vectors: Vectors, centres_CD: Vectors, sharpness: float) -> Vectors:
-    """Return the features of vectors, and a one at the end of each row."""
+    """Return the features of vectors, with a bias of one at the end of each row."""
     near = np.exp(sharpness * (vectors.astype(np.float32) @ centres_CD.T))
     return np.concatenate([near, np.ones((len(near), 1), np.float32)], axis=1)
 
 
 def find_nearest(anchors_XD: Vectors, pages: Sequence[Vectors]) -> Vectors:
-    """Return the largest product of each anchor with a vector of each page: anchors x pages."""
+    """Return the largest product of each anchor with the vectors of each page: anchors x pages."""
     starts = np.cumsum([0, *[len(page) for page in pages[:-1]]])
     products = anchors_XD @ np.concatenate(pages).astype(np.float32).T
     return np.asarray(np.maximum.reduceat(products, starts, axis=1), np.float32)
@@ -113,10 +113,10 @@ def _split(pages: Sequence[Vectors], max_vectors: int) -> Iterator[Sequence[Vect
 
 
 def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketcher:
-    """Fit the sketches of a library to vectors of queries as they will be asked, and to some of its pages."""
-    dice = np.random.default_rng(0)
-    anchors_XD = _choose(np.concatenate(queries), 4096, dice)
-    centres_CD = _choose(np.concatenate(pages), 512, dice)
+    """Fit a sketcher to vectors of queries and of sampled pages."""
+    rng = np.random.default_rng(0)
+    anchors_XD = _choose(np.concatenate(queries), 4096, rng)
+    centres_CD = _choose(np.concatenate(pages), 512, rng)
     length = np.linalg.norm(anchors_XD, axis=1).mean() * np.linalg.norm(centres_CD, axis=1).mean()
     sharpness = 4.0 / float(length)  # 4 for vectors of unit length
     features = make_features(anchors_XD, centres_CD, sharpness).astype(np.float64)
@@ -127,8 +127,8 @@ def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketch
     root = np.linalg.cholesky(moments)
     to_weights = np.linalg.solve(root, features.T) / num
     weights = []
-    for some in _split(pages, MAX_PRODUCTS // len(anchors_XD)):
-        weights.append((to_weights @ find_nearest(anchors_XD, some)).T)
+    for batch in _split(pages, MAX_PRODUCTS // len(anchors_XD)):
+        weights.append((to_weights @ find_nearest(anchors_XD, batch)).T)
     sample = np.concatenate(weights)
     mean = sample.mean(0)
     # The directions in which pages differ most; zeros where there are fewer than a sketch has.
@@ -146,8 +146,8 @@ def fit_sketcher(queries: Sequence[Vectors], pages: Sequence[Vectors]) -> Sketch
     )
 
 
-def _choose(vectors: Vectors, max_num: int, dice: np.random.Generator) -> Vectors:
-    return np.asarray(vectors[dice.permutation(len(vectors))[:max_num]], np.float32)
+def _choose(vectors: Vectors, max_num: int, rng: np.random.Generator) -> Vectors:
+    return np.asarray(vectors[rng.permutation(len(vectors))[:max_num]], np.float32)
 
 
 # -- of a library
@@ -160,20 +160,20 @@ def count_pages(num: int) -> str:
 
 @dataclass(frozen=True)
 class Sketches:
-    """How pages are sketched. candidates: pages that a search finds by sketches and scores in full; 0: it does not."""
+    """How pages are sketched. candidates: pages that a search rescores in full; 0: searches do not use sketches."""
 
     sketcher: Sketcher
     candidates: int = 0
 
     def sketch(self, pages: Sequence[StoredPage]) -> dict[str, Vectors]:
-        """Return the sketches of the pages that have vectors, by id."""
+        """Return the sketches, by id, of pages with vectors."""
         vectors = {page.id: page.vectors for page in pages if page.vectors is not None}
         return dict(zip(vectors, self.sketcher.sketch_pages(list(vectors.values())), strict=True))
 
 
 @dataclass(frozen=True)
-class Made:
-    """Pages with sketches, pages that a search scores in full, and the share of the best pages that it finds."""
+class SketchReport:
+    """The result of building sketches. candidates: pages rescored per search. queries: held-out ones, for recall."""
 
     pages: int
     candidates: int
@@ -182,47 +182,47 @@ class Made:
 
 
 class LibrarySketches:
-    """The sketches of an open library, as its description says ("sketches" in library.json)."""
+    """The sketches of an open library. settings: "sketches" in library.json."""
 
     def __init__(self, location: Location) -> None:
         self.location = location
-        self.noted: dict[str, Any] | None = None
+        self.settings: dict[str, Any] | None = None
 
-    def take(self, about: dict[str, Any]) -> None:
-        """Follow the description of the library, which another process may have changed."""
-        noted = about.get("sketches")
-        if noted == self.noted:
+    def load(self, description: dict[str, Any]) -> None:
+        """Reload sketches if the description of the library has changed: another process may have written it."""
+        settings = description.get("sketches")
+        if settings == self.settings:
             return
-        self.noted = noted
-        content = self.location.read_blob(*BLOB) if noted else None
+        self.settings = settings
+        content = self.location.read_blob(*BLOB) if settings else None
         self.location.store.sketches = None
-        if noted and content:
-            with suppress(BadZipFile, EOFError, TypeError, ValueError):  # damaged, as `describe` tells
-                self.location.store.sketches = Sketches(Sketcher.from_bytes(content), int(noted["candidates"]))
+        if settings and content:
+            with suppress(BadZipFile, EOFError, TypeError, ValueError):  # damaged: `describe` reports it
+                self.location.store.sketches = Sketches(Sketcher.from_bytes(content), int(settings["candidates"]))
 
-    def _note(self, noted: dict[str, Any] | None) -> None:
-        """Change the description of the library, and wait until readers drop the old sketches."""
-        was_used = bool(self.noted and self.noted["candidates"])
-        about = self.location.read() or {}
-        # A version that does not know sketches refuses format 3: it would add pages without.
-        self.location.write(about | {"sketches": noted, "format": 3 if noted else FORMAT})
-        self.noted = noted
+    def _save(self, settings: dict[str, Any] | None) -> None:
+        """Update the description of the library, and wait until readers drop the old sketches."""
+        was_used = bool(self.settings and self.settings["candidates"])
+        description = self.location.read() or {}
+        # Versions without sketches refuse format 3: they would add pages without sketches.
+        self.location.write(description | {"sketches": settings, "format": 3 if settings else FORMAT})
+        self.settings = settings
         if was_used and self.location.shared:
-            time.sleep(2 * LOOK_SECONDS)
+            time.sleep(2 * REFRESH_SECONDS)
 
     def describe(self) -> str:
-        """Return in one line how searches use sketches; nothing if there are none."""
-        if not self.noted:
+        """Return in one line how searches use sketches; "" if there are none."""
+        if not self.settings:
             return ""
         if self.location.store.sketches is None:
-            return "lost: randslot library sketch makes them again"
-        if not self.noted["candidates"]:
+            return "lost: run randslot library sketch to rebuild them"
+        if not self.settings["candidates"]:
             return "incomplete: run randslot library sketch to resume"
-        recall = f"recall@{HITS} {100 * self.noted['recall']:.1f}%"
-        return f"vector search rescores {self.noted['candidates']:,} candidates, {recall}"
+        recall = f"recall@{HITS} {100 * self.settings['recall']:.1f}%"
+        return f"vector search rescores {self.settings['candidates']:,} candidates, {recall}"
 
     def find_problems(self) -> list[str]:
-        """Return what is wrong with them, a line each."""
+        """Return the problems of the sketches, one per line."""
         store = self.location.store
         if store.sketches is None or not store.sketches.candidates:
             return []
@@ -231,9 +231,9 @@ class LibrarySketches:
 
     def remove(self) -> None:
         """Delete all sketches."""
-        if self.noted:
+        if self.settings:
             self.location.store.sketches = None
-            self._note(None)
+            self._save(None)
             self.location.store.clear_sketches()
 
     def make(
@@ -241,102 +241,101 @@ class LibrarySketches:
         texts: Sequence[str] | None,
         embed: Callable[[list[str]], list[Vectors]],
         progress: Callable[[Progress], None],
-    ) -> Made:
-        """Give all pages sketches, and let searches use them if they find enough. The write lease is held.
+    ) -> SketchReport:
+        """Build sketches for all pages, and use them if recall is high enough. The caller holds the write lease.
 
-        texts: queries as people ask them, beside lines of pages; None for lines only. embed: from queries to vectors.
+        texts: real queries, in addition to lines of pages. embed: encodes queries.
         """
         store = self.location.store
-        tested: list[list[Vectors]] = []
+        held_out: list[list[Vectors]] = []
         fitted: list[Vectors] = []
         for group in self._choose_queries(texts):
             vectors: list[Vectors] = []
             for start in range(0, len(group), 50):
                 vectors += embed(group[start : start + 50])
                 progress(Progress(0, 0, len(vectors), len(group), stage="queries"))
-            tested.append(vectors[:NUM_TESTED])
-            fitted += vectors[NUM_TESTED:]
-        is_begun = store.sketches is not None and not store.sketches.candidates  # by a run that was stopped
-        sketcher = store.sketches.sketcher if store.sketches and is_begun else self._begin(fitted)
+            held_out.append(vectors[:NUM_HELD_OUT])
+            fitted += vectors[NUM_HELD_OUT:]
+        is_resumed = store.sketches is not None and not store.sketches.candidates
+        sketcher = store.sketches.sketcher if store.sketches and is_resumed else self._begin(fitted)
         store.sketches = Sketches(sketcher)
         num = self._add_all(progress)
-        candidates, recall = self._measure(tested)
-        if recall < ENOUGH:
+        candidates, recall = self._measure(held_out)
+        if recall < MIN_RECALL:
             self.remove()
-            reached = f"{100 * recall:.1f}% recall@{HITS}, less than {100 * ENOUGH:.0f}%"
+            reached = f"{100 * recall:.1f}% recall@{HITS}, less than {100 * MIN_RECALL:.0f}%"
             raise RandSlotError(f"sketches of library {self.location.name} reach {reached}: they were removed")
-        self._note({"candidates": candidates, "recall": round(recall, 4), "made": sketcher.key})
+        self._save({"candidates": candidates, "recall": round(recall, 4), "made": sketcher.key})
         store.sketches = Sketches(sketcher, candidates)
-        return Made(num, min(candidates, num), recall, sum(map(len, tested)))
+        return SketchReport(num, min(candidates, num), recall, sum(map(len, held_out)))
 
     def _choose_queries(self, texts: Sequence[str] | None) -> list[list[str]]:
-        """Return the queries that were given and lines of pages, without duplicates; sketches must do well by both."""
-        dice = random.Random(0)
-        lines = list(dict.fromkeys(self._choose_lines(dice)))
+        """Return groups of distinct queries: the given ones, if any, and lines of pages."""
+        rng = random.Random(0)
+        lines = list(dict.fromkeys(self._choose_lines(rng)))
         groups = [lines] if texts is None else [list(dict.fromkeys(texts)), lines]
-        if len(groups[0]) < 2 * NUM_TESTED:
+        if len(groups[0]) < 2 * NUM_HELD_OUT:
             kind = "lines of pages with vectors" if texts is None else "different queries"
-            num = f"{2 * NUM_TESTED} queries, and there are {len(groups[0])} {kind}"
+            num = f"{2 * NUM_HELD_OUT} queries, but found {len(groups[0])} {kind}"
             raise UsageError(f"sketches need {num}: pass a file with more, one per line, as --queries")
         for group in groups:
-            dice.shuffle(group)
-        return [group[:2000] for group in groups if len(group) >= NUM_TESTED]
+            rng.shuffle(group)
+        return [group[:2000] for group in groups if len(group) >= NUM_HELD_OUT]
 
-    def _choose_lines(self, dice: random.Random) -> list[str]:
-        """Return lines of 600 pages."""
+    def _choose_lines(self, rng: random.Random) -> list[str]:
+        """Return a line of each of up to 600 sampled pages."""
         store = self.location.store
         visible = {file.id for file in self.location.manifest.find(state="done")}
         ids = [page.id for page in store.find(("layer", "ocr"), vectors=True) if page.file in visible]
-        chosen = dice.sample(ids, min(len(ids), 600))
+        chosen = rng.sample(ids, min(len(ids), 600))
         step = pages_at_once(store, AT_ONCE)
         lines = []
         for start in range(0, len(chosen), step):
             for page in store.read(chosen[start : start + step]).values():
-                if line := choose_line(page, dice):
+                if line := choose_line(page, rng):
                     lines.append(line)
         return lines
 
     def _begin(self, queries: list[Vectors]) -> Sketcher:
-        """Fit a sketcher to at most 4,000 pages, keep it, and make room for sketches."""
+        """Fit a sketcher to at most 4,000 pages, delete old sketches, and store the sketcher."""
         store = self.location.store
         ids = [page.id for page in store.find(None, vectors=True)]
         max_pages = min(4000, 8 * MAX_NUMBERS // max(mean_numbers(store), 1))
         pages = store.read(random.Random(1).sample(ids, min(len(ids), max_pages))).values()
         sketcher = fit_sketcher(queries, [page.vectors for page in pages if page.vectors is not None])
-        # In this order, sketches and sketcher belong together whenever the process is killed.
-        self._note({"candidates": 0})
+        # This order keeps sketches and sketcher consistent if the process is killed.
+        self._save({"candidates": 0})
         store.clear_sketches()
         self.location.write_blob(*BLOB, sketcher.to_bytes())
         return sketcher
 
     def _add_all(self, progress: Callable[[Progress], None]) -> int:
-        """Give sketches to all pages that have none; return how many pages have one then."""
+        """Backfill sketches; return the number of pages with sketches."""
         store = self.location.store
         ids = [page.id for page in store.find(None, vectors=True, sketch=False)]
         step = pages_at_once(store, AT_ONCE)
         for start in range(0, len(ids), step):
-            some = ids[start : start + step]
-            store.add_sketches(list(store.read(some).values()))
-            progress(Progress(0, 0, start + len(some), len(ids), stage="sketches"))
+            batch = ids[start : start + step]
+            store.add_sketches(list(store.read(batch).values()))
+            progress(Progress(0, 0, start + len(batch), len(ids), stage="sketches"))
         store.flush()
         store.optimize(wait=True)
         return store.contents(self.location.manifest.hidden()).with_vectors
 
     def _measure(self, groups: list[list[Vectors]]) -> tuple[int, float]:
-        """Return the fewest candidates that find 99 % of the best pages, and their recall; or the most candidates.
+        """Return the fewest candidates that reach 99% recall on every group of queries, or the most; and the recall.
 
-        People ask otherwise than pages are written: so more is wanted than must be found, and the group of queries with
-        the lowest recall counts.
+        The target is above the minimum because real queries differ from lines of pages.
         """
         store = self.location.store
         assert store.sketches is not None
         where = Where(hidden=self.location.manifest.hidden())
-        asked = [[StoreQuery(query) for query in group] for group in groups]
-        exact = [store.search(group, HITS, where, True) for group in asked]
+        queries = [[StoreQuery(query) for query in group] for group in groups]
+        exact = [store.search(group, HITS, where, True) for group in queries]
         for candidates in CANDIDATES:
             store.sketches = Sketches(store.sketches.sketcher, candidates)
             recall = 1.0
-            for group, best in zip(asked, exact, strict=True):
+            for group, best in zip(queries, exact, strict=True):
                 shared = total = 0
                 for hits, wanted in zip(store.search(group, HITS, where, False), best, strict=True):
                     shared += len({hit.id for hit in hits} & {hit.id for hit in wanted})

@@ -1,4 +1,4 @@
-"""From what a user names (files, folders, patterns) to document files, and from a pattern to files of a library."""
+"""Expand files, folders and patterns to document files, and match patterns against files of a library."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..pages import DOCUMENT_SUFFIXES, short
 
 @dataclass
 class Listing:
-    """The files to index, the folders they were looked for in, other files there, and folders that do not open.
+    """The files to index. others: files of unsupported types. links: links to folders, not followed.
 
-    links: to folders, which were not followed.
+    folders: those searched. failed: folders that cannot be read, with the reason.
     """
 
     files: list[str] = field(default_factory=list)
@@ -30,8 +30,8 @@ class Listing:
 def list_files(paths: Iterable[str | os.PathLike[str]], library: Path, follow_links: bool = False) -> Listing:
     """List files by absolute path: named files of any type, and all documents below named folders.
 
-    Hidden files and folders are passed over, and so is the library's own folder. follow_links: also into folders behind
-    links, each folder once.
+    Hidden files and folders are skipped, and so is the library's own folder. follow_links: also follow links to
+    folders, each folder once.
     """
     listing = Listing()
     for path in paths:
@@ -48,7 +48,7 @@ def list_files(paths: Iterable[str | os.PathLike[str]], library: Path, follow_li
 
 
 def has_documents(folder: str, library: Path, follow_links: bool = False) -> bool:
-    """Whether a folder is there and has a document that `list_files` lists."""
+    """Whether a folder exists and has a document that `list_files` would list."""
     files = _walk(folder, library, Listing(), follow_links)
     return any(file.lower().endswith(DOCUMENT_SUFFIXES) for file in files)
 
@@ -57,14 +57,14 @@ def expand(path: str | os.PathLike[str]) -> list[str]:
     """Return the absolute paths that a path or pattern matches; UsageError if there are none."""
     path = os.fspath(path)
     if not path:
-        raise UsageError("empty path: pass a file or a folder, or . for this one")
+        raise UsageError("empty path: pass a file or a folder (. is the current one)")
     full = os.path.abspath(os.path.expanduser(path))
     if os.path.exists(full):
         return [full]
     found = glob(full, recursive=True) if has_magic(full) else []
     if not found:
         raise UsageError(f"no such file or folder: {short(path)}")
-    # A link to a folder above gives the same file many times: the shortest path counts.
+    # A link to a parent folder yields the same file many times: keep the shortest path.
     real = {os.path.realpath(one): one for one in sorted(found, key=len, reverse=True)}
     return sorted(real.values())
 
@@ -74,7 +74,7 @@ def _walk(folder: str, library: Path, listing: Listing, follow_links: bool) -> I
         listing.failed[str(error.filename)] = f"cannot be listed: {error.strerror}"
 
     own = os.path.abspath(library)
-    seen: set[str] = set()  # a link to a folder above would go round for ever
+    seen: set[str] = set()  # a link to a parent folder would loop
     for place, folders, files in os.walk(folder, onerror=fail, followlinks=follow_links):
         if follow_links and os.path.realpath(place) in seen:
             folders.clear()
@@ -90,17 +90,17 @@ def _walk(folder: str, library: Path, listing: Listing, follow_links: bool) -> I
 
 
 def is_match(pattern: str, source: str) -> bool:
-    """Whether a source is meant by a pattern: its path, its last parts, a folder above it, or wildcards for either."""
+    """Whether a pattern matches a source: its path, the end of its path, a parent folder, or wildcards."""
     full = os.path.abspath(os.path.expanduser(pattern))
     if source == full or source.endswith(f"/{pattern}") or is_below(source, full):
         return True
-    if f"/{pattern.strip('/')}/" in source:  # the name of a folder above it
+    if f"/{pattern.strip('/')}/" in source:  # the name of a parent folder
         return True
     return has_magic(pattern) and (fnmatchcase(source, full) or fnmatchcase(source, f"*/{pattern}"))
 
 
 def is_gone(source: str) -> bool:
-    """Whether a file is no longer there; one that may not be looked at is not gone."""
+    """Whether a file no longer exists; an unreadable one does."""
     try:
         os.lstat(source)
     except OSError as error:
@@ -109,5 +109,5 @@ def is_gone(source: str) -> bool:
 
 
 def is_below(source: str, folder: str) -> bool:
-    """Whether a file is in a folder or further down."""
+    """Whether a file is below a folder."""
     return source.startswith(os.path.join(folder, ""))

@@ -1,4 +1,4 @@
-"""Print what commands found and did, show progress, and open hits in a viewer."""
+"""Print results and progress of commands, and open hits in a viewer."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ STAGES = {
 }
 
 
-class Progressing:
-    """Shows how far a run is: a bar in a terminal, a line now and then elsewhere; counts also when it is quiet."""
+class ProgressReporter:
+    """Shows progress: a bar in a terminal, a line every 10 s elsewhere. It counts pages and files even when quiet."""
 
     def __init__(self, bar: Bar, lines: bool = False) -> None:
-        """lines: print some, on stderr."""
+        """lines: print lines on stderr."""
         self.bar, self.lines = bar, lines
-        self.told_at = time.monotonic()
+        self.printed_at = time.monotonic()
         self.task = bar.add_task("scanning files", total=None, more="")
         self.pages = self.files = 0
         self.stage = ""
@@ -68,14 +68,14 @@ class Progressing:
         if now.num_files:
             more.append(f"{now.files_done} of {now.num_files} files")
         self.bar.update(self.task, completed=now.pages_done, more=", ".join(more))
-        if self.lines and time.monotonic() - self.told_at >= 10:
-            self.told_at = time.monotonic()
+        if self.lines and time.monotonic() - self.printed_at >= 10:
+            self.printed_at = time.monotonic()
             print(f"{STAGES[now.stage]}: {now.pages_done:,} of {now.num_pages:,}", file=sys.stderr, flush=True)
 
 
 @contextmanager
-def show_progress(quiet: bool) -> Iterator[Progressing]:
-    """Show progress on stderr while files are indexed."""
+def show_progress(quiet: bool) -> Iterator[ProgressReporter]:
+    """Show progress on stderr."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -89,11 +89,11 @@ def show_progress(quiet: bool) -> Iterator[Progressing]:
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
-        yield Progressing(bar, lines=not (quiet or console.is_terminal))
+        yield ProgressReporter(bar, lines=not (quiet or console.is_terminal))
 
 
-def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
-    """Say on stderr what a terminal is waiting for."""
+def show_spinner(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
+    """Show a spinner on stderr, in a terminal."""
     if quiet or not sys.stderr.isatty():
         return nullcontext()
     from rich.console import Console  # takes 30 ms
@@ -102,9 +102,9 @@ def show_waiting(what: str, quiet: bool = False) -> AbstractContextManager[Any]:
 
 
 def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = False) -> None:
-    """Print what a run did, and on stderr which files could not be indexed or are not documents.
+    """Print the summary of a run, and on stderr the files that failed or were skipped.
 
-    strict: also those that could not be indexed in the last run.
+    strict: also list known failures.
     """
     if not quiet:
         counts = {name: len(getattr(summary, name)) for name in ("added", "changed", "moved", "removed")}
@@ -138,21 +138,21 @@ def print_summary(summary: Summary, status: Status, quiet: bool, strict: bool = 
 
 
 def print_end(summary: Summary, status: Status, quiet: bool) -> None:
-    """Print what the library holds now, and what is still to be done about pages without text."""
+    """Print the new status of the library, and tips."""
     from ..pages.ocr import show_advice
 
     if quiet:
         return
     if summary.by_ocr:
         print(f"{plural(summary.by_ocr, 'page')} read by OCR, in {summary.ocr_seconds:.1f} s")
-    if summary.without_text and summary.pages:  # said once, when files come
+    if summary.without_text and summary.pages:  # only when pages were added
         print(f"keyword search cannot find {plural(summary.without_text, 'page')} without text: {show_advice()}")
     if failed := status.origins.get("failed"):
         print(f"OCR failed on {plural(failed, 'page')}; the files may be damaged")
     for note in status.notes:
         print(f"note: {note}")
     print(f"the library has {plural(status.pages, 'page')}, {show_size(status)}")
-    if status.model is None and 0 < summary.pages == status.pages:  # all are new: once is enough
+    if status.model is None and 0 < summary.pages == status.pages:  # only in the first run
         install = "" if find_spec(MODULE) else 'pip install "randslot[reader]", then '
         tip = f"{install}index again with --model {READER}"
         print(f"tip: to search by meaning and across languages, {tip}")
@@ -162,7 +162,7 @@ def print_end(summary: Summary, status: Status, quiet: bool) -> None:
 
 
 def print_hits(hits: Sequence[Hit], explain: bool) -> None:
-    """Print ranked pages with the words of the query marked, and on demand their scores and matching readouts."""
+    """Print ranked pages with highlighted words; explain: also scores and matching vectors."""
     if not hits:
         print("no pages found")
     for rank, hit in enumerate(hits, start=1):
@@ -185,7 +185,7 @@ def print_hits(hits: Sequence[Hit], explain: bool) -> None:
 
 
 def print_styled(*parts: tuple[str, str], indent: int = 0) -> None:
-    """Print a line of texts with their styles; a terminal shows the styles, and wraps what is indented."""
+    """Print texts with their styles in one line; a terminal shows the styles and wraps indented text."""
     if not sys.stdout.isatty():
         print(" " * indent + "".join(text for text, _ in parts))
         return
@@ -217,7 +217,7 @@ def print_csv(hits: Mapping[str, Sequence[Hit]]) -> None:
 
 
 def print_template(hits: Mapping[str, Sequence[Hit]], template: str) -> None:
-    """Print each hit by a template with names in braces."""
+    """Print each hit with a format template."""
     for row in list_rows(hits):
         try:
             print(template.format(**row))
@@ -227,13 +227,13 @@ def print_template(hits: Mapping[str, Sequence[Hit]], template: str) -> None:
 
 
 def print_paths(hits: Mapping[str, Sequence[Hit]]) -> None:
-    """Print the path of each file once, each with a zero byte after it."""
+    """Print the unique paths of files, each followed by a null byte."""
     for source in dict.fromkeys(row["source"] for row in list_rows(hits)):
         sys.stdout.buffer.write(os.fsencode(source) + b"\0")
 
 
 def mark_words(snippet: Snippet) -> list[tuple[str, str]]:
-    """Return the parts of a snippet with their styles: the words of the query are marked."""
+    """Return the parts of a snippet with their styles: words of the query are highlighted."""
     parts = []
     end = 0
     for start, stop in snippet.marks:
@@ -254,7 +254,7 @@ def _explain(hit: Hit) -> str:
 
 
 def print_status(status: Status) -> None:
-    """Print what a library holds."""
+    """Print the status of a library."""
     rows = {
         "library": status.folder,
         "files": f"{status.files:,}",
@@ -275,13 +275,13 @@ def print_status(status: Status) -> None:
 
 
 def show_languages(status: Status) -> str:
-    """Return the languages of the words, the usual one first."""
+    """Return the languages of the text, the main one first."""
     names = ["no stems (as in Chinese, Japanese, Thai)" if name == NO_STEMS else name for name in status.languages]
     return ", ".join(names) or status.language or "no language yet"
 
 
 def show_words(status: Status) -> str:
-    """Return which pages have text, and what to do about the others."""
+    """Describe which pages have text, and what to do about the others."""
     if not status.pages:
         return ""
     parts = [f"of {status.with_text:,} pages, {show_languages(status)}"]
@@ -300,7 +300,7 @@ def show_words(status: Status) -> str:
 
 
 def show_vectors(status: Status) -> str:
-    """Return which model the vectors are of, and how many there are."""
+    """Describe the vectors and the model that made them."""
     if status.model is None:
         return "none: add them with randslot index --model"
     model = read_identity(status.model)
@@ -319,7 +319,7 @@ def show_vectors(status: Status) -> str:
 
 
 def show_size(status: Status) -> str:
-    """Return what a library takes: on disk, and the vectors' share of it."""
+    """Describe the size of a library on disk, and of its vectors."""
     if is_address(status.folder):
         return f"{show_bytes(status.bytes)} of vectors, {show_bytes(status.vector_bytes_per_page)} per page"
     if not status.pages:
@@ -328,8 +328,8 @@ def show_size(status: Status) -> str:
     return f"{show_bytes(status.bytes)} on disk, {show_bytes(status.bytes_per_page)} per page{share}"
 
 
-def measure_again(status: Status) -> Status:
-    """Return a status with the size of the library now that it is closed: the engine tidies up at the end."""
+def update_size(status: Status) -> Status:
+    """Measure the size of a closed library again: the engine compacts it when it closes."""
     if is_address(status.folder):
         return status
     size = folder_size(Path(status.folder))
@@ -337,7 +337,7 @@ def measure_again(status: Status) -> Status:
 
 
 def show_bytes(num: int) -> str:
-    """Return a size for people: 512 bytes, 1.5 KB, 48.8 MB."""
+    """Format a size for people: 512 bytes, 1.5 KB, 48.8 MB."""
     size = float(num)
     for unit in ("bytes", "KB", "MB"):
         if size < 1000:
@@ -347,7 +347,7 @@ def show_bytes(num: int) -> str:
 
 
 def print_files(what: str, sources: Sequence[str]) -> None:
-    """Print some files, one a line, and how many they are."""
+    """Print up to 50 files, one per line, and their number."""
     for source in sources[:50]:
         print(f"  {shorten(source)}")
     if len(sources) > 50:
@@ -356,18 +356,18 @@ def print_files(what: str, sources: Sequence[str]) -> None:
 
 
 def link_to(hit: Hit) -> str:
-    """Return the address of a hit's file, at its page, for a browser or a terminal that opens links."""
+    """Return a file: URL of a hit, at its page."""
     fragment = f"#page={hit.page}" if hit.source.lower().endswith(".pdf") else ""
     return Path(hit.source).as_uri() + fragment
 
 
 def plural(num: int, word: str) -> str:
-    """Return a number of things: 1 page, 2 pages."""
+    """Format a count: 1 page, 2 pages."""
     return f"{num:,} {word}" if num == 1 else f"{num:,} {word}s"
 
 
 def shorten(source: str) -> str:
-    """Return a path as short as it can be from here, as text that can be printed: x.pdf, or ~/papers/x.pdf."""
+    """Return a printable path relative to the current or home folder: x.pdf, ~/papers/x.pdf."""
     for folder, short in ((os.getcwd(), ""), (os.path.expanduser("~"), "~/")):
         below = os.path.join(folder, "")
         if source.startswith(below):
@@ -376,12 +376,12 @@ def shorten(source: str) -> str:
 
 
 def readable(name: str) -> str:
-    """Return a name as text that any terminal can print: no control characters, no broken ones."""
+    """Return a printable name: control and invalid characters are replaced."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in name)
 
 
 def open_hit(hit: Hit) -> bool:
-    """Open the file of a hit at its page; return whether that was done."""
+    """Open the file of a hit at its page; return whether it worked."""
     if not os.path.isfile(hit.source):
         print(f"{shorten(hit.source)} no longer exists: index its folder again", file=sys.stderr)
         return False
@@ -400,9 +400,9 @@ def open_hit(hit: Hit) -> bool:
 
 
 def choose_command(file: str, page: int, link: str) -> list[str] | None:
-    """Return the command that opens a PDF at a page: in the usual viewer if it takes a page, or in another that does.
+    """Return the command that opens a PDF at a page, preferably in the default viewer.
 
-    None: there is none, there is no screen, or the user has named a browser, which `webbrowser` opens.
+    None if there is no such viewer or no screen, or if $BROWSER is set, which `webbrowser` opens.
     """
     has_screen = sys.platform in ("win32", "darwin") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
     if not has_screen or os.environ.get("BROWSER"):
@@ -418,10 +418,10 @@ def choose_command(file: str, page: int, link: str) -> list[str] | None:
     for browser in ("firefox", "chromium", "google-chrome", "microsoft-edge", "brave-browser"):
         commands[browser] = [link]
     ask = ["xdg-mime", "query", "default", "application/pdf"]
-    usual = ""  # the name of a .desktop file
-    with suppress(OSError, subprocess.TimeoutExpired):  # also if there is no xdg-mime
-        usual = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=False).stdout.lower()
-    for name in sorted(commands, key=lambda name: name not in usual):  # the usual one, then in this order
+    default = ""  # the name of a .desktop file
+    with suppress(OSError, subprocess.TimeoutExpired):  # xdg-mime may be missing
+        default = subprocess.run(ask, capture_output=True, text=True, timeout=5, check=False).stdout.lower()
+    for name in sorted(commands, key=lambda name: name not in default):  # the default viewer first
         if program := shutil.which(name):
             return [program, *commands[name]]
     return None

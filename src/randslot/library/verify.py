@@ -1,4 +1,4 @@
-"""Verify a library: compare its manifest with the stored pages, and read all vectors."""
+"""Verify a library: compare its manifest with the stored pages, and check all vectors."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def verify_library(library: Library, report: Callable[[Progress], None], *, repair: bool) -> list[str]:
-    """Return what is wrong with a library, a line each.
+    """Return the problems of a library, one per line.
 
-    repair: hide files that lack pages until they are indexed again; delete damaged pages and those of no file.
+    repair: hide incomplete files until they are reindexed; delete damaged and orphaned pages.
     """
     library.manifest.check()
     counts = library.store.counts()
@@ -33,9 +33,9 @@ def verify_library(library: Library, report: Callable[[Progress], None], *, repa
     damaged: Counter[str] = Counter()
     step = pages_at_once(library.store, 256)
     for start in range(0, len(pages), step):
-        some = {page_id(file, number): file for file, number in pages[start : start + step]}
-        damaged.update(some[id] for id in _find_damaged(library.store, list(some), unit))
-        report(Progress(0, 0, start + len(some), len(pages)))
+        batch = {page_id(file, number): file for file, number in pages[start : start + step]}
+        damaged.update(batch[id] for id in _find_damaged(library.store, list(batch), unit))
+        report(Progress(0, 0, start + len(batch), len(pages)))
     lines, hidden = [], set(damaged)
     for file in files.values():
         num = counts.get(file.id, 0)
@@ -44,19 +44,19 @@ def verify_library(library: Library, report: Callable[[Progress], None], *, repa
             hidden.add(file.id)
     for id, num in damaged.items():
         lines.append(f"{files[id].source}: {num} of {files[id].num_pages} pages are damaged")
-    stray = sorted(counts.keys() - files.keys())
-    for id in stray:
+    orphans = sorted(counts.keys() - files.keys())
+    for id in orphans:
         lines.append(f"{counts[id]} pages belong to no file ({id})")
     if repair and lines:
         with library.write():
             library.manifest.put(*(replace(files[id], state="pending") for id in hidden))
-            for id in [*stray, *damaged]:
+            for id in [*orphans, *damaged]:
                 library.store.delete(id)
     return lines
 
 
 def _find_damaged(store: Store, pages: list[str], unit: bool) -> list[str]:
-    """Return the stored pages whose vectors are damaged; those that cannot be read are found one by one."""
+    """Return the pages with damaged vectors; if a batch cannot be read, check its pages one by one."""
     try:
         found = store.read(pages)
     except DamagedError:

@@ -20,21 +20,21 @@ from .sharing import LibraryClient, SharedLibrary
 from .sources import has_documents, is_below, is_gone, list_files
 from .workers import Interrupted, WorkerPool
 
-LOOK_SECONDS = 1.0  # between two looks at a file: one that is still being written changes
-ALL_SECONDS = 300.0  # between two looks at all files: notifications may get lost, and some network drives send none
+SETTLE_SECONDS = 1.0  # a file is indexed once it has not changed for so long
+RESCAN_SECONDS = 300.0  # between full scans: notifications may get lost, and some network drives send none
 RETRY_SECONDS = 10.0  # after a full disk, or while another process writes
-MAX_FILES = 500  # at once, after which other writers have a turn
-DRIVES = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|vboxsf|virtiofs|fuse|fuse\..+")  # types of file systems
+MAX_FILES = 500  # per batch; then other writers have a turn
+NETWORK_TYPES = re.compile(r"nfs\d?|cifs|smb\w*|9p|afs|ceph|lustre|vboxsf|virtiofs|fuse|fuse\..+")  # of file systems
 
-Stamp = tuple[int, int] | None  # size and time of a file; None if it is gone
+Stamp = tuple[int, int] | None  # size and modification time of a file; None if it is gone
 
 
 @dataclass
 class Watch:
-    """Watches folders until `stop` is set. say: gets a line about each file.
+    """Watches folders until `stop` is set. say: prints a line about each file.
 
-    noted: files that may have changed, with their stamps when they were last looked at. failed: files that cannot be
-    read, with their stamps: they are tried again when they change.
+    pending: files that may have changed, with their last known stamps. failed: files that cannot be read, with their
+    stamps; they are retried when they change.
     """
 
     library: SharedLibrary
@@ -43,7 +43,7 @@ class Watch:
     poll: bool = False
     follow_links: bool = False
     stop: Event = field(default_factory=Event)
-    noted: dict[str, Stamp] = field(default_factory=dict)
+    pending: dict[str, Stamp] = field(default_factory=dict)
     failed: dict[str, Stamp] = field(default_factory=dict)
     wait_until: float = 0.0
     num_scans: int = 0
@@ -57,46 +57,46 @@ class Watch:
         self.thread = Thread(target=self.run, name="watch", daemon=True)
 
     def start(self) -> None:
-        """Run in a thread, until `close`."""
+        """Watch in a thread, until `close`."""
         self.thread.start()
 
     def run(self) -> None:
-        """Index what is new in the folders, then follow changes."""
+        """Scan the folders, then watch for changes."""
         self.drives = find_drives(self.folders)
         for drive in [] if self.poll else self.drives:
-            self.say(f"{drive} is a network drive: looking at its files every second")
+            self.say(f"{drive} is a network drive: polling its files every second")
         changes = self.watch(
             *self.folders,
             watch_filter=lambda _, path: self._is_wanted(path),
             debounce=400,
-            rust_timeout=int(1000 * LOOK_SECONDS),
+            rust_timeout=int(1000 * SETTLE_SECONDS),
             yield_on_timeout=True,
             force_polling=self.poll or bool(self.drives) or None,
             poll_delay_ms=1000,
             ignore_permission_denied=True,
             stop_event=self.stop,
         )
-        looked_at = -ALL_SECONDS
-        for some in changes:
-            for _, path in some:
-                self._note(path)
-            if time.monotonic() - looked_at >= ALL_SECONDS:
-                self._note_all()
-                looked_at = time.monotonic()
-            if self.noted and time.monotonic() >= self.wait_until:
+        scanned_at = -RESCAN_SECONDS
+        for batch in changes:
+            for _, path in batch:
+                self._enqueue(path)
+            if time.monotonic() - scanned_at >= RESCAN_SECONDS:
+                self._scan()
+                scanned_at = time.monotonic()
+            if self.pending and time.monotonic() >= self.wait_until:
                 self._update()
             elif self.num_scans:
                 self._read_scans()
 
     def close(self) -> None:
-        """End the thread soon; what was begun is resumed at the next start."""
+        """Stop the thread soon; the next start resumes unfinished work."""
         self.stop.set()
         if self.pool is not None:
             self.pool.close()
         self.thread.join(2)
 
     def _is_wanted(self, path: str) -> bool:
-        """Whether a path may be a document or a folder: not hidden, not in the library, not behind a link."""
+        """Whether a path may be a document or folder to index: not hidden, not in the library, not behind a link."""
         folder = next((one for one in self.folders if is_below(path, one)), None)
         if folder is None or is_below(path, self._own_folder()):
             return False
@@ -110,38 +110,38 @@ class Watch:
         own = self.library.own
         return str(own.folder.absolute()) if own else self.library.place
 
-    def _note(self, path: str) -> None:
-        """Note a file that may have changed; of a folder, the files in it."""
+    def _enqueue(self, path: str) -> None:
+        """Enqueue a file that may have changed, or the files of a folder."""
         if os.path.isdir(path):
             listing = list_files([path], Path(self._own_folder()), self.follow_links)
             for file in listing.files:
-                self.noted.setdefault(file, (-1, -1))
+                self.pending.setdefault(file, (-1, -1))
         elif path.lower().endswith(DOCUMENT_SUFFIXES) or is_gone(path):
-            self.noted.setdefault(path, (-1, -1))
+            self.pending.setdefault(path, (-1, -1))
 
-    def _note_all(self) -> None:
-        """Note all files of the folders, and all that the library has of them and that are gone."""
+    def _scan(self) -> None:
+        """Enqueue all files of the folders, and deleted files that the library still has."""
         for folder in self.folders:
             if not os.path.isdir(folder):
-                self.say(f"{folder} is not there: waiting for it")
+                self.say(f"{folder} does not exist: waiting for it")
                 continue
             files = list_files([folder], Path(self._own_folder()), self.follow_links).files
             for file in files:
                 if file not in self.failed or self.failed[file] != get_stamp(file):
-                    self.noted.setdefault(file, (-1, -1))
+                    self.pending.setdefault(file, (-1, -1))
             with self.library.use() as opened:
                 gone = opened.list_gone([folder])
             for file in gone:
-                self.noted.setdefault(file, (-1, -1))
+                self.pending.setdefault(file, (-1, -1))
 
     def _update(self) -> None:
-        """Index or remove files that have not changed since the last look."""
+        """Index or remove pending files that have settled."""
         present: list[str] = []
         gone: set[str] = set()
-        for path, before in self.noted.items():
+        for path, before in self.pending.items():
             now = get_stamp(path)
             if now != before:
-                self.noted[path] = now
+                self.pending[path] = now
             elif now is None:
                 gone.add(path)
             elif len(present) < MAX_FILES:
@@ -151,20 +151,20 @@ class Watch:
         try:
             with self.library.use() as opened:
                 summary = self._add(opened, present) if present else Summary()
-                if len(present) < MAX_FILES:  # else files that were moved here may still wait
+                if len(present) < MAX_FILES:  # else moved files may still be pending
                     summary.removed = opened.forget(self._find_lost(opened, gone))
         except Interrupted:
             return
         except (RandSlotError, OSError) as error:  # a full disk, another writer, a process that has just stopped
             self.wait_until = time.monotonic() + RETRY_SECONDS
-            self.say(f"{error} (next attempt in {RETRY_SECONDS:.0f} s)")
+            self.say(f"{error} (retrying in {RETRY_SECONDS:.0f} s)")
             return
         for path in [*present, *(gone if len(present) < MAX_FILES else ())]:
-            del self.noted[path]
+            del self.pending[path]
         summary.failed = {path: reason for path, reason in summary.failed.items() if not is_gone(path)}
         for path in summary.failed:
             self.failed[path] = get_stamp(path)
-        self._tell(summary)
+        self._report(summary)
         self.num_scans = summary.without_text if find_engine() else 0
 
     def _add(self, opened: Library | LibraryClient, files: list[str]) -> Summary:
@@ -174,9 +174,9 @@ class Watch:
             return opened.add(files, pool=self.pool)
 
     def _find_lost(self, opened: Library | LibraryClient, gone: Iterable[str]) -> list[str]:
-        """Return the files of a library that are gone, by their own paths or those of folders above them.
+        """Return the files of a library that were deleted, themselves or with a parent folder.
 
-        A folder without any document is more likely a drive that is not mounted than one that was emptied.
+        A folder without documents is assumed to be an unmounted drive: its files stay.
         """
         paths = set(gone)
         lost = []
@@ -187,11 +187,11 @@ class Watch:
         for folder in (*self.folders, *self.drives):
             kept = {source for source in lost if is_below(source, folder)}
             if kept and not has_documents(folder, Path(self._own_folder()), self.follow_links):
-                self.say(f"{folder} is empty: {len(kept):,} files of it stay; randslot index --prune removes them")
+                self.say(f"{folder} is empty: keeping its {len(kept):,} files; randslot index --prune removes them")
                 lost = [source for source in lost if source not in kept]
         return lost
 
-    def _tell(self, summary: Summary) -> None:
+    def _report(self, summary: Summary) -> None:
         from .terminal import shorten
 
         for what in ("added", "changed", "moved", "removed"):
@@ -204,7 +204,7 @@ class Watch:
             self.say(f"could not index {shorten(source)}: {reason}")
 
     def _read_scans(self) -> None:
-        """Read some pages without text by OCR, until files that have changed have a turn."""
+        """Run OCR on pages without text for up to 10 s; then changed files have a turn."""
         before, end = self.num_scans, time.monotonic() + 10
         with self.library.use() as opened:
             if isinstance(opened, Library):
@@ -212,15 +212,15 @@ class Watch:
             else:
                 opened.read_words(ocr="missing")
             self.num_scans = opened.count_without_text()
-        if self.num_scans >= before:  # the others have no image any more
+        if self.num_scans >= before:  # no progress: their files are gone
             self.num_scans = 0
 
 
 def find_drives(folders: Iterable[str], mounts: str = "/proc/mounts") -> list[str]:
-    """Return the network drives that hold folders or are mounted in them (Linux): they send no notifications."""
+    """Return the network drives above or below folders (Linux): they send no notifications."""
     try:
         lines = Path(mounts).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:  # not this system
+    except OSError:  # not Linux
         return []
     kinds = {}  # the last mount of a place hides earlier ones
     for line in lines:
@@ -231,11 +231,11 @@ def find_drives(folders: Iterable[str], mounts: str = "/proc/mounts") -> list[st
         above = [place for place in kinds if place == folder or is_below(folder, place)]
         below = [place for place in kinds if is_below(place, folder)]
         found |= {max(above, key=len, default="/"), *below}
-    return sorted(place for place in found if DRIVES.fullmatch(kinds.get(place, "")))
+    return sorted(place for place in found if NETWORK_TYPES.fullmatch(kinds.get(place, "")))
 
 
 def get_stamp(path: str) -> Stamp:
-    """Return size and time of a file; None if it is gone."""
+    """Return size and modification time of a file; None if it is gone."""
     try:
         stat = os.stat(path)
     except OSError:

@@ -1,9 +1,9 @@
-"""Access control: checks that every request passes, and security headers on every response.
+"""Access control: checks of every request, and security headers on every response.
 
-- Without a token the service answers only to the names of this machine, regardless of the page that led a browser here.
-- With tokens every route with data needs one, as a bearer token or as the session cookie; some may only read.
-- Cross-origin requests may not change anything.
-- A body has a limit of size and of time; uploads have their own size, and few large bodies are read at a time.
+- Without a token, only requests for the host names of this machine are accepted (DNS rebinding).
+- With tokens, every route with data needs one, as a bearer token or session cookie; some tokens are read-only.
+- Cross-origin writes are refused.
+- Bodies have size and time limits; uploads have their own, and few large bodies are in memory at a time.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ LOG = logging.getLogger("randslot")
 MAX_QUERY = 1_000  # characters
 # In JSON, 3.0 is an integer; "3" is not.
 Whole = Annotated[int, BeforeValidator(lambda one: int(one) if isinstance(one, float) and one.is_integer() else one)]
-BODY_SECONDS, MIN_RATE = 10.0, 32 * 2**10  # for a body to come; bytes a second of a long one
-FULL = "the disk of the service is full: searches work, and documents can be added once there is room"
-BUSY = "the library is out of reach or in use for now: try again later"
+BODY_SECONDS, MIN_RATE = 10.0, 32 * 2**10  # timeout of a body; minimum bytes per second of a long one
+FULL = "the server's disk is full: searches still work, uploads wait for free space"
+BUSY = "the library is temporarily unavailable: try again later"
 COOKIE, SESSION_SECONDS = "randslot", 7 * 86_400
 LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
 HEADERS = {
@@ -49,7 +49,7 @@ HEADERS = {
 
 
 def list_pages() -> dict[str, Path]:
-    """Return the files of the web page by their paths; they hold no data."""
+    """Return the static files of the web page by path."""
     pages = {}
     for file in sorted((Path(__file__).parent / "page").iterdir()):
         pages["/" + {"index.html": "", "docs.html": "docs"}.get(file.name, file.name)] = file
@@ -68,14 +68,14 @@ class Refused(RandSlotError):
 
 
 def describe_error(path: str, status: int, reason: str) -> dict[str, Any]:
-    """Return the JSON of an error; on the routes of the embedding API, in OpenAI's form."""
+    """Return the JSON of an error; for the embedding API, in OpenAI's format."""
     if path != "/pooling" and not path.startswith("/v1/"):
         return {"error": reason}
     return {"error": {"message": reason, "type": HTTPStatus(status).phrase, "code": status}}
 
 
 class Token(BaseModel):
-    """A token, as a file of tokens has it: whether it may change documents, and its last day (UTC)."""
+    """A token of a tokens file: its rights, and the last day on which it is valid (UTC)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -92,7 +92,7 @@ class Token(BaseModel):
 
 
 def read_tokens(file: str) -> dict[str, Token]:
-    """Read a TOML file of tokens: a table for each name, with `token`, and perhaps `rights` and `expires`."""
+    """Read a TOML file of tokens: a table per name, with `token` and optionally `rights` and `expires`."""
     try:
         tokens = TypeAdapter(dict[str, Token]).validate_python(tomllib.loads(Path(file).read_text(encoding="utf-8")))
     except ValidationError as error:
@@ -106,7 +106,7 @@ def read_tokens(file: str) -> dict[str, Token]:
 
 
 class Access:
-    """Who may use the service: clients with a token, if there are any, and pages of these origins."""
+    """The access policy: tokens, allowed origins and host names."""
 
     def __init__(
         self,
@@ -115,16 +115,16 @@ class Access:
         hosts: Set[str] = LOCAL,
         tokens: Mapping[str, Token] | None = None,
     ) -> None:
-        """token: one that may change documents. tokens: others, by their names in the log."""
+        """token: a token with write access. tokens: others, by their names in the log."""
         self.tokens = dict(tokens or {})
         if token:
             self.tokens["token"] = Token.model_construct(token=token, rights="write", expires=None)
         self.origins, self.hosts = tuple(origins), hosts
-        self.ended: set[str] = set()  # sessions
-        self.wrong: dict[tuple[str, int], list[float]] = {}  # when wrong tokens came, by address and limit
+        self.ended: set[str] = set()  # session cookies
+        self.wrong: dict[tuple[str, int], list[float]] = {}  # times of failed logins, by address and limit
 
     def check(self, request: HTTPConnection) -> None:
-        """Refuse a request from a wrong host, from another origin, or without a token that allows it."""
+        """Refuse a request with a wrong host name, from another origin, or without a token that permits it."""
         headers, method, path = request.headers, request.scope["method"], request.scope["path"]
         if not self.tokens:
             try:
@@ -132,7 +132,7 @@ class Access:
             except ValueError:
                 host = None
             if host not in self.hosts:
-                raise Refused(400, "this service answers to localhost only: serve with --token for other names")
+                raise Refused(400, "this service accepts requests for localhost only: serve with --token for others")
         if method not in ("GET", "HEAD"):
             origin = headers.get("origin")
             if origin is None:
@@ -150,18 +150,18 @@ class Access:
         else:
             name = self.find_session(request.cookies.get(COOKIE, ""))
         if name is None:
-            raise Refused(401, "this needs the token: send it as Authorization: Bearer TOKEN")
+            raise Refused(401, "token required: send Authorization: Bearer TOKEN")
         can_write = request.scope["can_write"] = self.tokens[name].rights == "write"
         if method == "DELETE" or (method == "POST" and path == "/api/uploads"):
             LOG.info("%s: %s %s", name, method, path)
             if not can_write:
-                raise Refused(403, f"the token {name} may only read")
+                raise Refused(403, f"the token {name} is read-only")
 
     def find_token(self, given: str, request: HTTPConnection) -> str | None:
-        """Return the name of a token, compared in constant time; refuse many wrong ones a minute."""
+        """Return the name of a token, compared in constant time; rate-limit wrong ones."""
         max_wrong = 10 if request.scope["path"] == "/api/session" else 300
-        visitor = (request.client.host if request.client else "", max_wrong)
-        recent = [at for at in self.wrong.get(visitor, ()) if at > time.monotonic() - 60]
+        client = (request.client.host if request.client else "", max_wrong)
+        recent = [at for at in self.wrong.get(client, ()) if at > time.monotonic() - 60]
         if len(recent) >= max_wrong:
             raise Refused(429, "too many wrong tokens: wait a minute")
         found = None
@@ -171,16 +171,16 @@ class Access:
         if found is None:
             if len(self.wrong) > 10_000:
                 self.wrong.clear()
-            self.wrong[visitor] = [*recent, time.monotonic()]
+            self.wrong[client] = [*recent, time.monotonic()]
         return found
 
     def begin_session(self, name: str) -> str:
-        """Return the value of a session cookie: the time when it ends, signed with the token of that name."""
+        """Return a session cookie: its expiry, signed with the token."""
         ends = int(time.time()) + SESSION_SECONDS
         return f"{ends}.{self.tokens[name].sign(str(ends))}"
 
     def find_session(self, cookie: str) -> str | None:
-        """Return the name of the token that a session began with, if it has not ended."""
+        """Return the name of the token of a session, if the session is valid."""
         ends, _, signature = cookie.partition(".")
         if not (ends.isdecimal() and len(ends) < 12 and int(ends) > time.time()) or cookie in self.ended:
             return None
@@ -202,7 +202,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
         path = scope["path"]
-        receive = limit_pace(receive)
+        receive = limit_rate(receive)
         has_begun = False
 
         async def respond(message: Message) -> None:
@@ -215,7 +215,7 @@ class Guard:
 
         try:
             self.access.check(HTTPConnection(scope))
-            if path in ("/v1/embeddings", "/pooling"):  # a body may hold the image of a page
+            if path in ("/v1/embeddings", "/pooling"):  # a body may contain a page image
                 async with self.large:
                     await self.app(scope, await _read_body(receive, 32 * 2**20), respond)
             elif path == "/api/uploads":
@@ -236,8 +236,8 @@ class Guard:
             await JSONResponse(describe_error(path, status, reason), status, headers)(scope, receive, respond)
 
 
-def limit_pace(receive: Receive) -> Receive:
-    """Return a `receive` that refuses a body that takes longer than some seconds, and more for each byte that came."""
+def limit_rate(receive: Receive) -> Receive:
+    """Wrap `receive` to refuse slow bodies; each received byte extends the deadline."""
     deadline, is_complete = time.monotonic() + BODY_SECONDS, False
 
     async def receive_in_time() -> Message:
@@ -248,7 +248,7 @@ def limit_pace(receive: Receive) -> Receive:
             async with asyncio.timeout(deadline - time.monotonic()):
                 message = await receive()
         except TimeoutError as error:
-            raise Refused(408, f"the body came too slowly: send at least {MIN_RATE >> 10} KB a second") from error
+            raise Refused(408, f"the request body is too slow: send at least {MIN_RATE >> 10} KB/s") from error
         deadline += len(message.get("body", b"")) / MIN_RATE
         is_complete = not message.get("more_body", False)
         return message

@@ -1,6 +1,6 @@
-"""The tools of agents, without a protocol: short answers with stable ids and links, page text in parts, small pictures.
+"""Tools for agents, independent of the protocol: short answers with stable ids and links, paged text, small images.
 
-A page is named by the id of its document and its number. Text from documents is untrusted: see `clean`.
+A page is identified by its document id and its number. Text from documents is untrusted: see `clean`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .access import BUSY, Refused
 from .service import Service
 
 LOG = logging.getLogger("randslot")
-TEXT_CHARACTERS = 8_000  # of one answer; the rest is asked for by `start`
+TEXT_CHARACTERS = 8_000  # per answer; `start` pages through the rest
 PICTURE_PIXELS = {"small": 700 * 900, "large": 1200 * 1500}
 PICTURE_BYTES = 600_000
 Size = Literal["none", "small", "large"]
 
 
 def clean(text: str) -> str:
-    """Remove invisible characters, which could hold words for an agent that no person sees."""
+    """Remove invisible characters, which could hide a prompt injection."""
     hidden = ("Cc", "Cf", "Cs", "Co", "Cn")  # control, format (tags, right-to-left), surrogate, private, unassigned
-    visible = "\n\t\u200c\u200d"  # the last two join letters in scripts of Iran and India
+    visible = "\n\t\u200c\u200d"  # the last two join letters in Persian and Indic scripts
     return "".join(one for one in text if one in visible or unicodedata.category(one) not in hidden)
 
 
 def clean_line(text: str, max_characters: int = 120) -> str:
-    """Return clean text in one line of limited length."""
+    """Clean text and truncate it to one short line."""
     line = " ".join(clean(text).split())
     return line if len(line) <= max_characters else f"{line[: max_characters - 1]}…"
 
@@ -71,7 +71,7 @@ class DocumentsResult(BaseModel):
 
 
 class FoundPage(BaseModel):
-    document: str = Field(description="the id of its document")
+    document: str = Field(description="document id")
     page: int
     name: str
     place: str = Field(description="folder, only if several documents share the name")
@@ -90,7 +90,7 @@ class SearchResult(BaseModel):
     note: str = Field("", description="why hits were not reranked")
 
     def show(self) -> list[str]:
-        """Return blocks of text: what was found, and the snippets, which others wrote."""
+        """Return blocks of text: the hits, and the untrusted snippets."""
         lines = []
         if self.corrected:
             lines.append(f"showing results for: {self.corrected} (put words in quotes to search as typed)")
@@ -102,7 +102,7 @@ class SearchResult(BaseModel):
             lines.append(f"{place}. {name}, page {page.page} (document {page.document}, score {page.score:.3g})")
             lines.append(f"  {page.link}")
             if page.copies:
-                lines.append(f"  the same page: {'; '.join(page.copies)}")
+                lines.append(f"  identical: {'; '.join(page.copies)}")
             if page.snippet:
                 snippets.append(f"{place}. {page.snippet}")
         if self.note:
@@ -120,28 +120,28 @@ class SearchResult(BaseModel):
 
 
 class AgentTools(ABC):
-    """The tools on a library. A subclass says how to reach the library and how to draw and link its pages."""
+    """The tools on a library. Subclasses open the library, and render and link its pages."""
 
     @abstractmethod
     def use(self) -> AbstractContextManager[Library | LibraryClient]:
-        """Give the library for a few calls."""
+        """Use the library in a `with` block."""
 
     @abstractmethod
     def draw(self, file: File, number: int, pixels: int) -> Image.Image:
-        """Draw a page of a document, in a process with limits of time and memory."""
+        """Render a page in a process with time and memory limits."""
 
     @abstractmethod
     def link(self, file: File, page: int, base: str) -> str:
-        """Return an address where a person can look at a page; base: of the service, if there is one."""
+        """Return a URL of a page for people. base: URL of the service, if there is one."""
 
     def find(self, query: str, k: int, document: File | None) -> QueryResult:
-        """Search in one document or in all; identical pages are one hit."""
+        """Search one document or all; identical pages are merged."""
         filters = {} if document is None else {"source": document.source}
         with self.use() as library:
             return library.search_results([query], k, filters=filters, collapse=True)[0]
 
     def search(self, query: str, k: int, document: str | None, base: str = "") -> SearchResult:
-        """Find the best pages for a query, at most k."""
+        """Find the k best pages for a query."""
         files, shown = self._list()
         only = None if document is None else _get(files, document)
         found = self.find(query, k, only)
@@ -170,14 +170,14 @@ class AgentTools(ABC):
         return SearchResult(pages=pages, unknown=words, without_text=found.without_text, **notes)
 
     def list_documents(self, part: str, offset: int, limit: int) -> DocumentsResult:
-        """List documents by name; part: of the name, in any case."""
+        """List documents by name. part: a substring of the name, case-insensitive."""
         _, shown = self._list()
         found = [one for one in shown.values() if part.casefold() in one.name.casefold()]
         found.sort(key=lambda one: (one.name.casefold(), one.place, one.id))
         return DocumentsResult(total=len(found), documents=found[offset : offset + limit])
 
     def _list(self) -> tuple[dict[str, File], dict[str, Document]]:
-        """Return the documents by id: their files, and what agents are shown of them."""
+        """Return the files and the public descriptions of documents, by id."""
         with self.use() as library:
             files = {file.id: file for file in library.files() if file.state == "done"}
         places = tell_apart(list(files.values()))
@@ -190,9 +190,9 @@ class AgentTools(ABC):
     def read_page(
         self, document: str, page: int, picture: Size, start: int, base: str = ""
     ) -> tuple[str, str, bytes | None]:
-        """Return what the page is, a part of its text from `start` on, and its picture as a JPEG.
+        """Return a page's title and link, a part of its text from `start` on, and its image as a JPEG.
 
-        A page whose file is gone or broken still has its text, which the library keeps.
+        If the file is gone or broken, the text comes from the library.
         """
         files, shown = self._list()
         file = _get(files, document)
@@ -201,7 +201,7 @@ class AgentTools(ABC):
         with self.use() as library:
             text = clean(library.read_text(page_id(file.id, page)).text)
         if start and start >= len(text):
-            raise RandSlotError(f"the text of this page has {len(text)} characters, and start counts them from 0")
+            raise RandSlotError(f"start={start}: the text of this page has only {len(text)} characters")
         end = start + TEXT_CHARACTERS
         about = [f"{shown[file.id].title}, page {page} of {file.num_pages}", self.link(file, page, base)]
         if end < len(text):
@@ -212,8 +212,8 @@ class AgentTools(ABC):
         if picture != "none":
             try:
                 image = to_jpeg(self.draw(file, page, PICTURE_PIXELS[picture]), PICTURE_BYTES)
-            except (RandSlotError, OSError):  # its reason may name the path, which is not for every agent
-                about.append("the page cannot be drawn: its file is gone, or has changed or broken")
+            except (RandSlotError, OSError):  # the reason may reveal the path
+                about.append("the page cannot be rendered: its file is gone, changed or broken")
         return "\n".join(about), text[start:end], image
 
 
@@ -224,7 +224,7 @@ def _get(files: dict[str, File], id: str) -> File:
 
 
 class ServiceTools(AgentTools):
-    """The tools on the library of a service: searches join the batches of all others, pages are drawn with limits."""
+    """The tools on the library of a service: searches are batched with all others."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -234,7 +234,7 @@ class ServiceTools(AgentTools):
         try:
             yield self.service.library
         except (BusyError, TimeoutError) as error:
-            LOG.warning("refused for now: %s", error)  # it may name the server, which is not for visitors
+            LOG.warning("temporarily refused: %s", error)  # may name the server: not for clients
             raise Refused(503, BUSY) from error
 
     def find(self, query: str, k: int, document: File | None) -> QueryResult:

@@ -1,4 +1,4 @@
-"""The web app: its errors, the page, sessions and the state of the service; other files add the other routes."""
+"""The web app: error handling, static pages, sessions and status; other modules add the other routes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Status(BaseModel):
     dimension: int
     read_only: bool
     uploads_waiting: int
-    signed_in: bool = Field(description="by a cookie, which DELETE /api/session ends")
+    signed_in: bool = Field(description="by a cookie; DELETE /api/session signs out")
 
 
 class Health(BaseModel):
@@ -69,7 +69,7 @@ class Health(BaseModel):
 
 
 def make_app(service: Service, access: Access) -> FastAPI:
-    """Make the app of a service."""
+    """Create the app of a service."""
     app = FastAPI(
         title="RandSlot",
         version=__version__,
@@ -83,7 +83,7 @@ def make_app(service: Service, access: Access) -> FastAPI:
         },
     )
     _add_errors(app, service)
-    add_search_routes(app, service)  # first: routes are looked through in this order
+    add_search_routes(app, service)  # first: routes are matched in this order
     for path, file in list_pages().items():
         _add_page(app, path, file)
     add_document_routes(app, service)
@@ -114,7 +114,7 @@ def _add_errors(app: FastAPI, service: Service) -> None:
             LOG.warning("%s", error)  # it names a folder
             status, reason = 507, FULL
         elif isinstance(error, BusyError):
-            LOG.warning("refused for now: %s", error)  # it names the server, which is not for visitors
+            LOG.warning("temporarily refused: %s", error)  # names the server: not for clients
             status, reason = 503, BUSY
         elif isinstance(error, HTTPException):
             status, reason, headers = error.status_code, str(error.detail).lower(), error.headers
@@ -178,7 +178,7 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
 
     @app.post("/api/session", status_code=204, tags=["service"])
     def begin(body: SessionBody, request: Request, response: Response) -> None:
-        """Exchange a token for a cookie, as the page does."""
+        """Exchange a token for a session cookie."""
         if not access.tokens:
             return
         name = access.find_token(body.token, request)
@@ -195,14 +195,14 @@ def _add_state(app: FastAPI, service: Service, access: Access) -> None:
 
     @app.delete("/api/session", status_code=204, tags=["service"])
     def end(request: Request, response: Response) -> None:
-        """End the session of the cookie."""
+        """End the session."""
         if access.find_session(cookie := request.cookies.get(COOKIE, "")):
             access.ended.add(cookie)
         response.delete_cookie(COOKIE, httponly=True, samesite="strict")
 
 
 class Mcp:
-    """The route /mcp, the tools of agents. The package mcp takes most of a second to import: at the first request."""
+    """The /mcp route. It imports the package mcp, which takes most of a second, at the first request."""
 
     def __init__(self, service: Service) -> None:
         self.tools, self.lock = ServiceTools(service), asyncio.Lock()
@@ -213,7 +213,7 @@ class Mcp:
             async with self.lock:
                 mcp_server = await asyncio.to_thread(import_module, ".mcp_server", __package__)
                 self.server = self.server or mcp_server.make_server(self.tools)
-        except Exception as error:  # breaks only this address
+        except Exception as error:  # a broken package breaks only this route
             reason = describe_missing(error) if isinstance(error, ModuleNotFoundError) else ""
             reason = reason or f"the package mcp does not work here: {first_line(error)}"
             LOG.warning("%s", reason)

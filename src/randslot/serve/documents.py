@@ -1,4 +1,4 @@
-"""The routes of documents: their lists and facets, their files, images and words, and uploads."""
+"""The routes of documents: lists, facets, files, page images, page words, and uploads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .searches import Document, show_document
 from .service import MAX_NAME, Filters, ImageSize, Part, Service
 from .uploads import UploadJob, Uploads
 
-MAX_VALUES, MAX_WORDS, MAX_OUTLINE = 200, 5_000, 2_000  # of a facet, of a page to select, of an outline
+MAX_VALUES, MAX_WORDS, MAX_OUTLINE = 200, 5_000, 2_000  # per facet, per page, per outline
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 JPEG: dict[str, Any] = {
     "tags": ["documents"],
@@ -45,7 +45,7 @@ class Documents(BaseModel):
 
 @dataclass(frozen=True)
 class Facets:
-    """Values to filter documents by, each with the number of documents: most frequent first, years latest first."""
+    """Filter values with their numbers of documents: most frequent first, years latest first."""
 
     folders: dict[str, int]
     years: dict[int, int]
@@ -60,7 +60,7 @@ class TextLayer(BaseModel):
 
 @dataclass(frozen=True)
 class OutlineEntry:
-    """An entry of a document's outline: its level from 0, its title, and its page."""
+    """An entry of a document's outline. level: from 0."""
 
     level: int
     title: str
@@ -76,7 +76,7 @@ class UploadList(BaseModel):
 
 
 def count_facets(service: Service, chosen: Filters) -> Facets:
-    """Count the values of each filter among the documents that pass all other filters."""
+    """Count the values of each filter over the documents that match all other filters."""
     files, root = service.library.manifest.find(state="done"), service.library.words.root
 
     def count(key: str, own: str | None = None) -> dict[str, int]:
@@ -100,7 +100,7 @@ def add_document_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/documents", tags=["documents"])
     def documents(asked: Annotated[ListQuery, Query()]) -> Documents:
-        """List documents in order; equal ones by name."""
+        """List documents in order; ties by name."""
         found, descending = service.find(asked), asked.order == "down"
         if asked.sort == "name":
             found.sort(key=lambda file: (show_name(file).lower(), file.source), reverse=descending)
@@ -114,7 +114,7 @@ def add_document_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/facets", tags=["documents"])
     def facets(chosen: Annotated[Filters, Query()]) -> Facets:
-        """List the values to filter documents by, with the number of documents that pass all other filters."""
+        """List filter values with the number of documents that match all other filters."""
         return count_facets(service, chosen)
 
     @app.get("/api/documents/{id}", tags=["documents"])
@@ -138,7 +138,7 @@ def add_document_routes(app: FastAPI, service: Service) -> None:
         found = service.document(str(id))
         path = service.check_file(found)
         kind = KINDS[path.suffix.lower()]
-        shown = "attachment" if kind.is_converted else "inline"  # a web page may hold scripts
+        shown = "attachment" if kind.is_converted else "inline"  # a web page may contain scripts
         return FileResponse(path, media_type=kind.media_type, filename=show_name(found), content_disposition_type=shown)
 
     async def draw(request: Request, id: UUID, number: int, size: ImageSize | Part) -> Response:
@@ -169,7 +169,7 @@ def add_document_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/documents/{id}/pages/{number}/words", tags=["documents"])
     def text_layer(id: UUID, number: int) -> TextLayer:
-        """Return the words of a page and where they stand."""
+        """Return the words of a page with their boxes."""
         service.page(str(id), number)
         text = service.library.read_text(page_id(str(id), number), boxes=True)
         words = iter(text.words[:MAX_WORDS])
@@ -178,13 +178,13 @@ def add_document_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/documents/{id}/outline", tags=["documents"])
     def outline(id: UUID) -> Outline:
-        """Return the outline of a document, by page; nothing if its file has none."""
+        """Return the outline of a document, by page; empty if its file has none."""
         found = service.pool.read_outline(str(service.check_file(service.document(str(id)))))
         return Outline(entries=[OutlineEntry(*entry) for entry in found[:MAX_OUTLINE] if entry[1]])
 
 
 def find_address(request: Request) -> str:
-    """Return where a request came from."""
+    """Return the client address of a request."""
     return request.client.host if request.client else ""
 
 
@@ -193,7 +193,7 @@ def add_upload_routes(app: FastAPI, service: Service) -> None:
 
     def get_uploads() -> Uploads:
         if service.uploads is None:
-            raise Refused(403, "this library is served read-only")
+            raise Refused(403, "this service is read-only")
         return service.uploads
 
     @app.post(
@@ -209,7 +209,7 @@ def add_upload_routes(app: FastAPI, service: Service) -> None:
         try:
             return await get_uploads().receive(name, request.stream(), size, find_address(request))
         except ClientDisconnect as error:
-            raise Refused(400, "the upload was cut off") from error
+            raise Refused(400, "the upload was interrupted") from error
 
     @app.get("/api/uploads", tags=["uploads"])
     def list_uploads() -> UploadList:
@@ -223,5 +223,5 @@ def add_upload_routes(app: FastAPI, service: Service) -> None:
 
     @app.delete("/api/uploads/{id}", status_code=204, tags=["uploads"])
     def cancel(id: UUID) -> None:
-        """Cancel an upload that waits or is being read, and delete its file."""
+        """Cancel a pending upload, and delete its file."""
         get_uploads().cancel(str(id))

@@ -1,4 +1,4 @@
-"""The embedding API: /v1/models, /v1/embeddings as OpenAI has it, /pooling as vLLM has it."""
+"""The embedding API: /v1/models, /v1/embeddings as in OpenAI's API, /pooling as in vLLM."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ MAX_PIXELS = 50_000_000  # of an image
 
 
 class EmbedBody(BaseModel):
-    """The fields of both routes; unknown fields are ignored, as clients send some for other servers."""
+    """The fields of both routes; unknown fields are ignored, as clients send some meant for other servers."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
-    model: str | None = Field(None, max_length=1000, description="as /v1/models names it; there is only one")
+    model: str | None = Field(None, max_length=1000, description="the name from /v1/models; there is only one")
     input: Annotated[list[str], Field(min_length=1, max_length=256)] | str | None = Field(
         None, description="queries, or pages of a model that reads text"
     )
     messages: list[dict[str, Any]] | None = Field(
-        None, max_length=1, description="a page: one message of the user, with one image_url that is a data: URL"
+        None, max_length=1, description="a page: one user message with one image_url that is a data: URL"
     )
     input_type: Literal["query", "document"] | None = Field(None, description="what `input` is; a query by default")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Whole | None = Field(None, description="keep this many, of a model trained for it")
+    dimensions: Whole | None = Field(None, description="truncate vectors to this size, if the model allows it")
 
     def find_side(self) -> Side:
-        """Return whether queries or pages are sent; refuse neither and both."""
+        """Return whether the request has queries or pages; refuse neither and both."""
         if (self.input is None) == (self.messages is None) or (self.messages and self.input_type == "query"):
-            raise Refused(400, "send either input, of queries, or messages, with a page")
+            raise Refused(400, "send either input (queries) or messages (a page)")
         return "page" if self.messages is not None or self.input_type == "document" else "query"
 
     def pack(self, vectors: Vectors) -> Any:
@@ -56,27 +56,27 @@ class EmbedBody(BaseModel):
 
 
 class PoolingBody(EmbedBody):
-    task: Literal["token_embed"] | None = Field(None, description="several vectors an input")
+    task: Literal["token_embed"] | None = Field(None, description="several vectors per input")
     embed_dtype: Literal["float32"] = "float32"
     endianness: Literal["native", "little"] = "little"
 
 
 class Embeddings:
-    """Encodes queries and pages; each has a thread, so that queries do not wait for pages."""
+    """Encodes queries and pages in separate threads, so that queries do not wait for pages."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
         self.threads = {"query": ThreadPoolExecutor(1, "queries"), "page": ThreadPoolExecutor(1, "pages")}
 
     def close(self) -> None:
-        """Answer what is waiting, then stop."""
+        """Finish pending requests, then stop."""
         for thread in self.threads.values():
             thread.shutdown()
 
     async def find_model(self) -> PageReader:
-        """Return the model that encodes queries, and pages if it is the library's own."""
+        """Return the query model, which also encodes pages unless it is a student."""
         if self.library.binding is None:
-            raise Refused(404, "this library has no model: it finds pages by their words")
+            raise Refused(404, "this library has no model: only keyword search is available")
         return await asyncio.to_thread(lambda: self.library.models.query_model)
 
     async def encode(self, body: EmbedBody, model: PageReader) -> list[Vectors]:
@@ -84,13 +84,13 @@ class Embeddings:
         settings, full = model.identity.settings, model.dimension
         if "slots" in settings:
             widths = [one for one in settings.get("widths", ()) if one < full] + [full]
-        else:  # other people's models do not say for which widths they were trained
+        else:  # third-party models do not declare their trained widths
             widths = list(range(1, full + 1))
         if body.dimensions not in (None, *widths):
             allowed = ", ".join(map(str, widths)) if "slots" in settings else f"1 to {full}"
-            raise Refused(400, f"dimensions={body.dimensions}: this model has {allowed}")
+            raise Refused(400, f"dimensions={body.dimensions}: this model supports {allowed}")
         if body.model not in (None, show_name(model)):
-            raise Refused(404, f"there is no such model here, only {show_name(model)}")
+            raise Refused(404, f"unknown model {body.model[:100]!r}: use {show_name(model)}")
         side = body.find_side()
         inputs: Any = body.input
         if body.messages is not None:
@@ -112,7 +112,7 @@ class Embeddings:
             if side == "page" and model.reads != ("text" if isinstance(one, str) else "image"):
                 raise Refused(400, f"this model reads pages as {model.reads}: send {wanted[model.reads]}")
         if side == "page" and self.library.has_student:
-            raise Refused(400, "this service has a distilled query model, which cannot encode pages")
+            raise Refused(400, "this service uses a distilled query model, which cannot encode pages")
 
     def _encode(self, inputs: list[Any], side: Side) -> list[Vectors]:
         models, size = self.library.models, 32 if side == "query" else 4
@@ -130,23 +130,23 @@ def show_name(model: PageReader) -> str:
 
 
 def read_message(messages: list[dict[str, Any]]) -> Image.Image | str:
-    """Return the page in one message of a user: an image as a data: URL, or text.
+    """Return the page of a user message: an image as a data: URL, or text.
 
-    Nothing is fetched: a visitor must not make the service ask other machines.
+    Other URLs are refused (server-side request forgery).
     """
     match messages:
         case [{"role": "user", "content": str(text) | [{"type": "text", "text": str(text)}]}]:
             return text
         case [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": str(url)} | str(url)}]}]:
             return read_image(url)
-    raise Refused(400, "messages must be one message of the role user with one part: an image_url, or text")
+    raise Refused(400, "messages must be one user message with one part: an image_url or text")
 
 
 def read_image(url: str) -> Image.Image:
-    """Open the image of a data: URL; refuse other addresses and large images."""
+    """Open the image of a data: URL; refuse other URLs and large images."""
     head, _, data = url.partition(",")
     if not head.startswith("data:image/") or not head.endswith(";base64"):
-        raise Refused(400, "an image_url must be a data: URL, as in data:image/png;base64,...: nothing is fetched")
+        raise Refused(400, "image_url must be a data: URL, such as data:image/png;base64,...")
     try:
         content = base64.b64decode(data, validate=True)
         with Image.open(BytesIO(content)) as image:
@@ -156,18 +156,18 @@ def read_image(url: str) -> Image.Image:
     except (OSError, ValueError, Image.DecompressionBombError) as error:
         reason = str(error) if isinstance(error, RandSlotError) else "it is not an image in base64"
         raise Refused(400, f"the image cannot be read: {reason}") from error
-    raise Refused(400, f"the image has {size:,} pixels, and {MAX_PIXELS:,} are allowed")
+    raise Refused(400, f"the image has {size:,} pixels: the limit is {MAX_PIXELS:,}")
 
 
 def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
-    """Add the routes to an app. Answers have the fields of OpenAI and of vLLM."""
+    """Add the routes to an app. Responses have the fields of OpenAI's API and vLLM."""
     errors: dict[int | str, dict[str, Any]] = {}
     for status in (422, "4XX", "5XX"):
-        errors[status] = {"description": "request refused, with the reason, as in OpenAI's API"}
+        errors[status] = {"description": "request refused, with the reason, in OpenAI's format"}
 
     @app.get("/v1/models", tags=["vectors"], responses=errors)
     async def models() -> dict[str, Any]:
-        """The model of the library, if it has one."""
+        """List the model of the library, if it has one."""
         if embeddings.library.binding is None:
             return {"object": "list", "data": []}
         model = await embeddings.find_model()
@@ -178,10 +178,10 @@ def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
 
     @app.post("/v1/embeddings", tags=["vectors"], responses=errors)
     async def embed(body: EmbedBody) -> dict[str, Any]:
-        """One vector for each input, from a model that gives one; others are asked at /pooling."""
+        """Return one vector per input; for multi-vector models, use /pooling."""
         model = await embeddings.find_model()
         if (num := model.num_vectors(body.find_side())) != 1:
-            raise Refused(400, f"this model gives {num or 'several'} vectors an input, not one: ask at /pooling")
+            raise Refused(400, f"this model returns {num or 'several'} vectors per input: use /pooling")
         data = []
         for index, vectors in enumerate(await embeddings.encode(body, model)):
             data.append({"object": "embedding", "index": index, "embedding": body.pack(vectors[0])})
@@ -190,7 +190,7 @@ def add_embedding_routes(app: FastAPI, embeddings: Embeddings) -> None:
 
     @app.post("/pooling", tags=["vectors"], responses=errors)
     async def pool(body: PoolingBody) -> dict[str, Any]:
-        """All vectors of each input, as the model gives them: unit vectors, to be compared by MaxSim."""
+        """Return all vectors of each input, to be compared by MaxSim."""
         model = await embeddings.find_model()
         data = []
         num = 0

@@ -1,4 +1,4 @@
-"""Serve a library until the process is stopped, then finish accepted uploads. Knows uvicorn."""
+"""Serve a library until the process is stopped, then finish accepted uploads. The only file that imports uvicorn."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ from .service import Service
 class Settings:
     """Where to listen, who may connect, and how to open the library.
 
-    tokens: a file of more tokens. new: create the library if there is none. query_model: a distilled model for
-    searches. rerank: a reranker of all searches. watch: folders to keep the library in sync with; poll: by looking at
-    them.
+    tokens: a file of more tokens. new: create the library if there is none. query_model: a distilled query model.
+    rerank: default reranker. watch: folders to keep the library in sync with. poll: poll them.
     """
 
     host: str = "127.0.0.1"
@@ -54,14 +53,14 @@ class Settings:
     trust_remote_code: bool = False
 
     def check(self) -> None:
-        """Refuse wrong values, and a service that is open to all."""
+        """Refuse wrong values, and a public service without a token."""
         if self.token is None and self.tokens is None and not is_local(self.host):
             raise UsageError(f"--host {self.host} needs a --token")
         if self.token is not None and (len(self.token) < 16 or not self.token.isascii()):
-            raise UsageError("--token takes at least 16 ASCII characters: openssl rand -hex 16 makes one")
+            raise UsageError("--token needs at least 16 ASCII characters: create one with openssl rand -hex 16")
         for origin in self.origins:
             if not origin.startswith(("http://", "https://")) or origin.count("/") != 2:
-                raise UsageError(f"--origin takes an address without a path, as in https://example.org, not {origin!r}")
+                raise UsageError(f"--origin must be a URL without a path, such as https://example.org, not {origin!r}")
         if self.read_only and self.watch:
             raise UsageError("--watch cannot be used with --read-only")
         if not 0 <= self.port <= 65535:
@@ -69,7 +68,7 @@ class Settings:
 
 
 class LimitedProtocol(H11Protocol):
-    """Closes connections that send no whole request in time, and those of an address that has too many."""
+    """Closes idle connections, and excess connections of one address."""
 
     request_seconds = 15.0
     max_per_address = 200
@@ -113,11 +112,11 @@ def serve(folder: str, settings: Settings) -> None:
     """Serve a library until SIGTERM or Ctrl-C."""
     settings.check()
     tokens = read_tokens(settings.tokens) if settings.tokens else {}
-    if tokens:  # say who changes documents
+    if tokens:  # log who changes documents
         logging.basicConfig(format="%(asctime)s %(message)s")
         logging.getLogger("randslot").setLevel(logging.INFO)
 
-    watchdog = Timer(4.0, os._exit, [0])  # the library survives a kill at any moment
+    watchdog = Timer(4.0, os._exit, [0])  # the library survives a kill at any time
     watchdog.daemon = True
     try:
         with (
@@ -126,7 +125,7 @@ def serve(folder: str, settings: Settings) -> None:
             LibraryServer(library),
         ):
             library.models.reranker = settings.rerank
-            library.models.find_reranker(None)  # the first search should not wait for it
+            library.models.find_reranker(None)  # load it before the first search
             service = Service(library, read_only=settings.read_only)
             app = make_app(service, Access(settings.token, settings.origins, LOCAL | {settings.host}, tokens))
             where = show_address(settings.host, listener.getsockname()[1])
@@ -152,9 +151,9 @@ def say(line: str) -> None:
 
 
 def take_over(folder: str, settings: Settings) -> Library:
-    """Open a library; ask an agent or application that has it open to release it."""
+    """Open a library; ask another process that has it open to release it."""
     options: dict[str, Any] = {"query_model": settings.query_model, "trust_remote_code": settings.trust_remote_code}
-    for _ in range(3):  # the other process may need it again at once
+    for _ in range(3):  # the other process may reopen it at once
         try:
             return Library(folder, settings.model, create=settings.new, **options)
         except InUseError as error:
@@ -168,9 +167,9 @@ def take_over(folder: str, settings: Settings) -> Library:
 
 
 def show_address(host: str, port: int) -> str:
-    """Return the address to open."""
+    """Return the URL to open."""
     if host in ("0.0.0.0", "::", ""):
-        return f"http://localhost:{port}, and from elsewhere by this machine's name or address"
+        return f"http://localhost:{port}, and from other machines by this machine's name or address"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -182,13 +181,13 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = f"{first_line(error).split(' (')[0]}: choose another --port or --host"
         raise UsageError(f"cannot listen on {host}, port {port}: {reason}") from error
-    # Otherwise the body of an answer waits 40 ms until the client has acknowledged its headers.
+    # Without it, the body of a response waits 40 ms for the client to acknowledge the headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def _run(config: uvicorn.Config, listener: socket.socket) -> None:
-    """Run until a signal; uvicorn raises it again at the end, which here only ends the run."""
+    """Run until a signal, which uvicorn raises again when it stops."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max_files, 65_536), max_files))  # sockets are files

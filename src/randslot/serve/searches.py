@@ -1,4 +1,4 @@
-"""The routes of searches: find pages, complete words, and tell why a page was found."""
+"""The routes of searches: find pages, complete words, and explain scores."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..words.snippets import Snippet
 from .access import MAX_QUERY, Whole
 from .service import MAX_NAME, SEARCH_SECONDS, Choice, Service
 
-MAX_HITS = 100  # of one answer
-MAX_COLUMNS = 64  # page vectors that an explanation shows in full
+MAX_HITS = 100  # per answer
+MAX_COLUMNS = 64  # page vectors of an explanation; of more, only the winners
 QueryText = Annotated[str, Field(min_length=1, max_length=MAX_QUERY, pattern=r"\S", examples=["revenue by region"])]
 
 
@@ -30,13 +30,13 @@ class SearchBody(Choice):
     query: QueryText
     k: Whole = Field(10, ge=1, le=MAX_HITS, description="number of pages")
     offset: Whole = Field(0, ge=0, le=400, description="pages to skip")
-    exact: bool = Field(False, description="score every page, in a search by vectors")
+    exact: bool = Field(False, description="exact vector search: score every page")
     by: By | None = Field(None, description="default: both if available, else words")
-    collapse: bool = Field(False, description="identical pages are one hit, which names its copies")
-    verbatim: bool = Field(False, description="search as typed: correct no word that no page has")
+    collapse: bool = Field(False, description="merge identical pages into one hit, which names its copies")
+    verbatim: bool = Field(False, description="search as typed: do not correct typos")
     prefix: bool = Field(False, description="the last word may be incomplete, as while typing")
     group: Literal["document"] | None = Field(None, description="rank documents, each by its best page")
-    boxes: bool = Field(False, description="where the words stand on the pages; takes some milliseconds a hit")
+    boxes: bool = Field(False, description="also return where words are on the pages; a few milliseconds per hit")
 
 
 class ExplainBody(BaseModel):
@@ -49,7 +49,7 @@ class ExplainBody(BaseModel):
 
 class WordsBody(ExplainBody):
     prefix: bool = Field(False, description="the last word may be incomplete, as while typing")
-    vector: Whole = Field(0, ge=0, le=2**31, description="of the page, from 1, whose passage is to be shown too")
+    vector: Whole = Field(0, ge=0, le=2**31, description="also return the passage of this page vector, from 1")
 
 
 class RankBody(Choice, ExplainBody):
@@ -70,9 +70,9 @@ class Document(BaseModel):
     year: str
     type: str = Field(description="pdf, document, slides, sheet, text, web, mail, book, image")
     language: str = Field(description="main language")
-    uploaded: bool = Field(description="the library keeps the file itself, and deletes it with the document")
+    uploaded: bool = Field(description="the library stores the file, and deletes it with the document")
     metadata: dict[str, Any]
-    file: str = Field(description="address of the file itself")
+    file: str = Field(description="path of the file in this API")
 
 
 class CopyAnswer(BaseModel):
@@ -89,16 +89,16 @@ class HitAnswer(BaseModel):
     boxes: tuple[Box, ...] = Field(
         description="if asked: left, top, right, bottom of marked words, in fractions of the page"
     )
-    best: Box | None = Field(description="the marked word to look at first")
+    best: Box | None = Field(description="the most relevant marked word")
     passage: tuple[Box, ...] = Field(
-        description="lines of the passage nearest in meaning, if the model reads in windows"
+        description="lines of the passage nearest in meaning, if the model encodes pages in windows"
     )
     fields: tuple[str, ...] = Field(
         description="where words of the query are: name, folder, title, section, heading, text"
     )
     matches: tuple[Match, ...] = Field(description="for each query vector, the nearest page vector; both from 1")
-    image: str = Field(description="address of the page's image")
-    gone: bool = Field(description="the file is no longer on disk; its text is kept, not its image")
+    image: str = Field(description="path of the page's image in this API")
+    gone: bool = Field(description="the file is no longer on disk; only the page's text is available")
     twin: str | None = Field(description="equal for hits of one search that are copies of one page")
     copies: list[CopyAnswer] = Field(description="identical pages, with `collapse`")
 
@@ -109,7 +109,7 @@ class SearchAnswer(BaseModel):
     corrected: str | None = Field(
         description="the query that was searched for, if words of the given one were corrected"
     )
-    note: str | None = Field(description="what to know of the hits: filters, the time it took, or only similar pages")
+    note: str | None = Field(description="a note on the hits: filters, a timeout, no reranking, or only similar pages")
 
 
 class SimilarAnswer(BaseModel):
@@ -122,7 +122,7 @@ class Completions(BaseModel):
 
 
 class WordCount(BaseModel):
-    """A word of a query, and how often a page has it in any form."""
+    """A word of a query, and how often any of its forms is on a page."""
 
     word: str
     count: int
@@ -131,13 +131,13 @@ class WordCount(BaseModel):
 class PageWords(BaseModel):
     snippet: Snippet | None = Field(description="null if the page has no text")
     boxes: tuple[Box, ...] = Field(description="left, top, right, bottom of marked words, in fractions of the page")
-    best: Box | None = Field(description="the marked word to look at first")
-    passage: tuple[Box, ...] = Field(description="lines of the text that the vector was made of")
+    best: Box | None = Field(description="the most relevant marked word")
+    passage: tuple[Box, ...] = Field(description="lines of the passage that the vector encodes")
     words: list[WordCount]
 
 
 class Ranks(BaseModel):
-    """The rank of a page by words and by vectors, from 1; null if it is not among the first hundred."""
+    """The rank of a page by words and by vectors, from 1; null if it is not in the top 100."""
 
     words: int | None = None
     vectors: int | None = None
@@ -147,11 +147,11 @@ class Explanation(BaseModel):
     similarities: list[list[float]] = Field(description="of each query vector (row) to each page vector (column)")
     winners: list[int] = Field(description="the nearest page vector of each row, from 1")
     score: float = Field(description="MaxSim")
-    columns: list[int] = Field(description="the page vectors that are shown, from 1; of many, the winners")
+    columns: list[int] = Field(description="the page vectors of the columns, from 1; of many, only the winners")
 
 
 def show_document(file: File, service: Service) -> Document:
-    """Return what visitors are shown of a document."""
+    """Return the public description of a document."""
     place = service.place(file)
     shown, document = service.shown.get(file.id, (None, None))
     if document is None or shown != (file, place):
@@ -176,13 +176,13 @@ def show_document(file: File, service: Service) -> Document:
 
 
 def show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnswer:
-    """Return what visitors are shown of a hit. documents: by id."""
+    """Return the public description of a hit. documents: by id."""
     copies = []
     for copy in hit.copies:
         if copy.file in documents:
             copies.append(CopyAnswer(document=show_document(documents[copy.file], service), page=copy.page))
     names = ("page", "score", "by", "boxes", "best", "passage", "fields", "matches", "gone", "twin")
-    return HitAnswer.model_construct(  # values of our own need no validation
+    return HitAnswer.model_construct(  # trusted values need no validation
         **{name: getattr(hit, name) for name in names},
         document=show_document(documents[hit.file], service),
         snippet=hit.snippet if hit.snippet and hit.snippet.text else None,
@@ -192,17 +192,17 @@ def show_hit(hit: Hit, documents: dict[str, File], service: Service) -> HitAnswe
 
 
 def write_note(found: QueryResult) -> str | None:
-    """Return what to know of the hits of a search."""
+    """Return notes on the hits of a search."""
     notes = [note for note in (found.filter_note, found.rerank_note) if note]
     if found.by == "vectors" and found.unknown and found.hits:
-        notes.append("no page has these words: the pages found are only similar in meaning")
+        notes.append("no page has these words: hits are only similar in meaning")
     if found.is_cut:
         notes.append(f"the search took longer than {SEARCH_SECONDS:g} s: some hits or snippets are missing")
     return "; ".join(notes) or None
 
 
 def count_words(service: Service, query: str, page: str) -> list[WordCount]:
-    """Count the words of a query on a page, given by its id; words that are not on it count 0."""
+    """Count the words of a query on a page. page: a page id."""
     parsed = service.library.words.read_query(query)
     on_page = Counter(map(parsed.analyzer.find_terms, tokenize(service.library.read_text(page).text)))
 
@@ -225,7 +225,7 @@ def add_search_routes(app: FastAPI, service: Service) -> None:
     library = service.library
 
     def find_page(body: ExplainBody) -> str:
-        """Return the id of a page that a visitor names."""
+        """Return the page id of a request."""
         service.page(str(body.document), body.page)
         return page_id(str(body.document), body.page)
 
@@ -243,7 +243,7 @@ def add_search_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/complete", tags=["search"])
     def complete(prefix: Annotated[str, Query(min_length=1, max_length=MAX_NAME)]) -> Completions:
-        """Complete a word that is being typed: by words of pages, and by names of documents."""
+        """Complete a prefix with words of pages and names of documents."""
         files = service.find(Choice(name=prefix))[:8]
         return Completions(words=library.complete(prefix), names=[show_name(file) for file in files])
 
@@ -287,7 +287,7 @@ def add_search_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/documents/{id}/pages/{number}/similar", tags=["search"])
     def similar(id: UUID, number: int, k: Annotated[int, Query(ge=1, le=20)] = 6) -> SimilarAnswer:
-        """Find pages of other documents that are like this one."""
+        """Find similar pages of other documents."""
         service.page(str(id), number)
         found = QueryResult("words", library.find_similar(page_id(str(id), number), k, seconds=SEARCH_SECONDS))
         documents = service.find_documents(found)

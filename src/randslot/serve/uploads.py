@@ -1,9 +1,8 @@
-"""Uploads: receive files, and index them in a thread while searches continue.
+"""Uploads: receive files, and index them in a background thread.
 
-An upload is acknowledged once its file is on disk, in the library's folder `uploads/`. From then on it is a job of the
-queue, which goes round: an upload that takes long lets the others come first. Jobs that a stopped process left behind
-are queued again at the next start; after three starts that did not survive one, it fails. A file that cannot be
-indexed is deleted, and its job says why.
+An upload is acknowledged once its file is on disk, in the library's folder `uploads/`. Then it is a job in a
+round-robin queue: a slow upload yields to the others after its time slice. A restart requeues unfinished jobs; a job
+that crashes the service three times fails. A file that cannot be indexed is deleted, and its job has the reason.
 """
 
 from __future__ import annotations
@@ -35,24 +34,23 @@ from ..pages.ocr import find_engine
 from .access import FULL, Refused
 
 LOG = logging.getLogger("randslot")
-MAX_NAME_BYTES = 255  # what file systems take
+MAX_NAME_BYTES = 255  # limit of file systems
 MAX_ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
 class UploadLimits:
-    """Limits of one upload and of uploads in progress.
+    """Limits of uploads.
 
-    coming, coming_from: how many may be on their way, at all and from one address. waiting: to be indexed.
-    page_seconds: that a page may take. turn_seconds: after which the next upload comes first. retry_seconds: before the
-    next attempt while another process writes.
+    max_in_transit, max_per_address: uploads being received. max_waiting: length of the queue. page_seconds: timeout per
+    page. turn_seconds: time slice. retry_seconds: delay before a retry, as while another process writes.
     """
 
     bytes: int = 100 * 2**20
     pages: int = 2_000
-    coming: int = 40
-    coming_from: int = 8
-    waiting: int = 20
+    max_in_transit: int = 40
+    max_per_address: int = 8
+    max_waiting: int = 20
     page_seconds: float = 20.0
     turn_seconds: float = 10.0
     retry_seconds: float = 5.0
@@ -69,21 +67,21 @@ class UploadJob:
     num_pages: int = 0
     error: str | None = None
     same_as: str | None = field(
-        default=None, metadata={"description": "the document that has this content already: nothing was added"}
+        default=None, metadata={"description": "an existing document with the same content: nothing was added"}
     )
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         return self.state not in ("waiting", "reading")
 
 
 def check_name(name: str) -> None:
-    """Refuse what is no file name, or that of no document."""
+    """Refuse an invalid file name or an unsupported type."""
     is_path = os.path.basename(name) != name or "\0" in name or name in (".", "..")
     if is_path or len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-        raise Refused(400, f"that is not a file name: it is a path, or longer than {MAX_NAME_BYTES} bytes")
+        raise Refused(400, f"invalid file name: it is a path, or longer than {MAX_NAME_BYTES} bytes")
     if Path(name).suffix.lower() not in KINDS:
-        raise Refused(415, f"only documents and images can be added: {', '.join(DOCUMENT_SUFFIXES)}")
+        raise Refused(415, f"unsupported file type: add {', '.join(DOCUMENT_SUFFIXES)}")
 
 
 def check_head(name: str, head: bytes) -> None:
@@ -96,17 +94,17 @@ def check_head(name: str, head: bytes) -> None:
 
 
 class Uploads:
-    """Receives files, and indexes them in turns."""
+    """Receives uploads and indexes them, round-robin."""
 
     def __init__(self, library: Library, limits: UploadLimits) -> None:
         self.library, self.limits = library, limits
         self.folder = library.folder.absolute() / UPLOADS
         self.jobs: dict[str, UploadJob] = {}
-        self.coming: Counter[str] = Counter()  # uploads that are being received, by address
-        self.queue: list[str] = []  # ids of jobs that wait
-        self.used: defaultdict[str, float] = defaultdict(float)  # seconds that workers have spent on each file
-        self.pool: WorkerPool | None = None  # of the upload that has its turn
-        self.stalled: Counter[str] = Counter()  # turns of each file that ended before a page was stored
+        self.in_transit: Counter[str] = Counter()  # uploads in transit, by address
+        self.queue: list[str] = []  # ids of waiting jobs
+        self.used: defaultdict[str, float] = defaultdict(float)  # worker seconds per file
+        self.pool: WorkerPool | None = None  # of the current upload
+        self.stalled: Counter[str] = Counter()  # turns of each file that ended without progress
         self.turn_ends = 0.0
         self.is_closing = False
         self.changed = Condition()
@@ -114,7 +112,7 @@ class Uploads:
         self.attempts_file = self.folder.with_name("uploads.json")
         self.attempts: dict[str, int] = read_json(self.attempts_file) if self.attempts_file.is_file() else {}
         for file in sorted(self.folder.iterdir(), key=lambda file: (self.attempts.get(file.name, 0), file.name)):
-            if file.suffix == ".part":  # was on its way when the process was killed
+            if file.suffix == ".part":  # in transit when the process was killed
                 file.unlink()
             elif not library.manifest.find(source=str(file), state="done"):
                 self._queue(file)
@@ -122,7 +120,7 @@ class Uploads:
         self.thread.start()
 
     def close(self, seconds: float | None = None) -> None:
-        """Index what was acknowledged, for some seconds; leave the rest for the next start."""
+        """Index acknowledged uploads, for some seconds; leave the rest for the next start."""
         with self.changed:
             self.is_closing = True
             self.changed.notify_all()
@@ -135,42 +133,43 @@ class Uploads:
                 pool.close()
             self.thread.join(1)
 
-    # -- from the network to the disk
+    # -- receiving
 
     async def receive(self, name: str, content: AsyncIterator[bytes], size: int, address: str = "") -> UploadJob:
-        """Store an upload and queue it; size: its length in bytes as the client says, or 0.
+        """Store an upload and queue it. size: Content-Length, or 0.
 
-        A place in the queue is taken by a body that has arrived. Until then an upload counts for its address only.
+        An upload takes a place in the queue only once its body is complete; until then it counts as in transit.
         """
         check_name(name)
         self._check_size(size)
-        self._check_room()
+        self._check_queue()
         await asyncio.to_thread(check_space, self.folder, size)
-        if self.coming[address] >= self.limits.coming_from or self.coming.total() >= self.limits.coming:
+        limits, num = self.limits, self.in_transit.total()
+        if self.in_transit[address] >= limits.max_per_address or num >= limits.max_in_transit:
             raise Refused(429, "too many uploads in transit: try again later")
-        self.coming[address] += 1
+        self.in_transit[address] += 1
         try:
             part = await self._write(name, content)
         finally:
-            self.coming[address] -= 1
-            self.coming += Counter()  # forgets addresses without any
+            self.in_transit[address] -= 1
+            self.in_transit += Counter()  # drops zero counts
         try:
-            self._check_room()
+            self._check_queue()
         except Refused:
             part.unlink()
             raise
-        return self._queue(await asyncio.to_thread(self._give_name, part, name))
+        return self._queue(await asyncio.to_thread(self._rename, part, name))
 
     def _check_size(self, size: int) -> None:
         if size > self.limits.bytes:
             raise Refused(413, f"the file is larger than {self.limits.bytes >> 20} MB")
 
-    def _check_room(self) -> None:
-        if self.num_waiting() >= self.limits.waiting:
-            raise Refused(429, f"{self.limits.waiting} uploads are waiting: wait until some are done")
+    def _check_queue(self) -> None:
+        if self.num_waiting() >= self.limits.max_waiting:
+            raise Refused(429, f"too many uploads in the queue ({self.limits.max_waiting}): try again later")
 
     async def _write(self, name: str, content: AsyncIterator[bytes]) -> Path:
-        """Write the content to a temporary file, and check its size and first bytes on the way."""
+        """Write the content to a temporary file; check its size and first bytes."""
         head, size, is_checked = b"", 0, False
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as file:
             part = Path(file.name)
@@ -191,8 +190,8 @@ class Uploads:
                 raise
         return part
 
-    def _give_name(self, part: Path, name: str) -> Path:
-        """Rename a temporary file; a name that another file has gets a number: report-2.pdf."""
+    def _rename(self, part: Path, name: str) -> Path:
+        """Rename a temporary file; number the name if it is taken: report-2.pdf."""
         stem, suffix = os.path.splitext(name)
         with self.changed:
             try:
@@ -205,9 +204,9 @@ class Uploads:
                 os.replace(part, file)
             except OSError as error:
                 part.unlink(missing_ok=True)
-                raise Refused(400, f"the file cannot be kept under this name: {error.strerror}") from error
+                raise Refused(400, f"cannot store a file with this name: {error.strerror}") from error
             handle = os.open(self.folder, os.O_RDONLY)
-            os.fsync(handle)  # of the new name
+            os.fsync(handle)  # makes the rename durable
             os.close(handle)
         return file
 
@@ -220,7 +219,7 @@ class Uploads:
         self._end_turn()
         return job
 
-    # -- from the disk into the library
+    # -- indexing
 
     def _run(self) -> None:
         while True:
@@ -230,7 +229,7 @@ class Uploads:
                     return
                 job = self.jobs[self.queue.pop(0)]
                 file = self.folder / job.name
-                # Doubled until a page fits in: else two uploads could end each other's turns for ever.
+                # Doubled until a page is stored: else two uploads could preempt each other forever.
                 seconds = self.limits.turn_seconds * 2 ** self.stalled[str(file)]
                 self.pool, self.turn_ends = WorkerPool(1, self.limits.page_seconds), time.monotonic() + seconds
                 self.pool.used = self.used
@@ -241,12 +240,12 @@ class Uploads:
             finally:
                 timer.cancel()
                 self.pool.close()
-            with suppress(RandSlotError):  # scans are read while no upload waits, or after the next one
+            with suppress(RandSlotError):  # retried after the next upload
                 if not self.queue and find_engine() and self.library.count_without_text():
                     self.library.read_words(ocr="missing", workers=1, stop=lambda: bool(self.queue or self.is_closing))
 
     def _end_turn(self) -> None:
-        """Let the next upload come first, if one waits and this one has had its time."""
+        """Preempt the current upload if its time slice is over and another one waits."""
         with self.changed:
             is_due = self.queue and time.monotonic() >= self.turn_ends
             pool = self.pool
@@ -254,21 +253,21 @@ class Uploads:
             pool.close()
 
     def _index(self, id: str, file: Path, pool: WorkerPool) -> None:
-        """Index an upload until it is done, has failed, or its turn ends."""
+        """Index an upload until it is done, fails, or its turn ends."""
         attempts, num_before = self.attempts.get(file.name, 0), self.jobs[id].pages_done
         self._update(id, state="reading", error=None)
         try:
             if attempts >= MAX_ATTEMPTS:
-                raise RandSlotError(f"the service ended {attempts} times while it was read")
-            self._count(file, attempts + 1)
+                raise RandSlotError(f"the service crashed {attempts} times while reading it")
+            self._save_attempts(file, attempts + 1)
             num, same_as = self._add(id, file, pool)
             self._update(id, state="done", pages_done=num, num_pages=num, same_as=same_as)
-            self._forget(file)
-        except (Interrupted, BusyError, DiskFullError) as error:  # its turn ended; or the same may work later
+            self._reset(file)
+        except (Interrupted, BusyError, DiskFullError) as error:  # its turn ended, or a retry may succeed
             if self.jobs[id].state == "cancelled":
                 self._discard(file)
                 return
-            self._count(file, attempts)
+            self._save_attempts(file, attempts)
             if isinstance(error, Interrupted):
                 is_stalled = self.jobs[id].pages_done == num_before
                 self.stalled[str(file)] = self.stalled[str(file)] + 1 if is_stalled else 0
@@ -282,21 +281,21 @@ class Uploads:
         except RandSlotError as error:
             self._discard(file)
             self._update(id, state="failed", error=str(error).replace(str(file), file.name))
-        except Exception:  # the thread must survive; the file is tried again at the next start
+        except Exception:  # the thread must survive; the next start retries the file
             LOG.exception("could not index %r", str(file))
             self._update(id, state="failed", error="internal server error; see the server log")
 
     def _add(self, id: str, file: Path, pool: WorkerPool) -> tuple[int, str | None]:
-        """Add a file to the library; return how many pages it has, and which document has the same content."""
+        """Add a file to the library; return its number of pages, and an existing document with the same content."""
 
         def report(now: Progress) -> None:
-            if now.stage == "reading" and now.num_pages:  # those that are left, after an earlier turn
+            if now.stage == "reading" and now.num_pages:  # the pages left after earlier turns
                 self._update(id, pages_done=num - now.num_pages + now.pages_done, num_pages=num)
 
         found = pool.inspect(str(file))
         num = found.num_pages
         if num > self.limits.pages:
-            raise RandSlotError(f"{file.name} has {num:,} pages, more than {self.limits.pages:,}")
+            raise RandSlotError(f"{file.name} has {num:,} pages: the limit is {self.limits.pages:,}")
         same = [one for one in self.library.manifest.find(hash=found.hash, state="done") if os.path.isfile(one.source)]
         for one in same:
             if one.source == str(file):
@@ -309,23 +308,23 @@ class Uploads:
             raise RandSlotError(next(iter(summary.failed.values())))
         return num, None
 
-    def _count(self, file: Path, attempts: int) -> None:
-        """Remember how often a file was begun and not finished, also after a crash."""
+    def _save_attempts(self, file: Path, attempts: int) -> None:
+        """Persist the number of unfinished attempts of a file."""
         self.attempts.pop(file.name, None)
         if attempts:
             self.attempts[file.name] = attempts
-        with suppress(OSError):  # a full disk is no reason to stop
+        with suppress(OSError):  # best-effort: the disk may be full
             write_json(self.attempts_file, self.attempts)
 
-    def _forget(self, file: Path) -> None:
-        """Forget what was counted of a file: another one may have its name later."""
-        self._count(file, 0)
+    def _reset(self, file: Path) -> None:
+        """Reset the counters of a file: its name may be reused."""
+        self._save_attempts(file, 0)
         self.used.pop(str(file), None)
         self.stalled.pop(str(file), None)
 
     def _discard(self, file: Path) -> None:
-        """Delete an upload that is not in the library, and what was stored of it."""
-        self._forget(file)
+        """Delete an upload that is not in the library, with its stored pages."""
+        self._reset(file)
         manifest = self.library.manifest
         if not manifest.find(source=str(file), state="done"):
             if pending := manifest.find(source=str(file), state="pending"):
@@ -339,7 +338,7 @@ class Uploads:
         """Stop an upload and delete its file."""
         with self.changed:
             job = self.find_job(id)
-            if job.is_over:
+            if job.is_finished:
                 raise Refused(409, "this upload has already ended")
             self._update(id, state="cancelled")
             is_waiting = id in self.queue
@@ -352,17 +351,17 @@ class Uploads:
             pool.close()
 
     def _update(self, id: str, **changes: Any) -> None:
-        """Change the state of a job; of jobs that are over, only the last hundred are kept."""
+        """Update a job; keep only the last hundred finished jobs."""
         with self.changed:
             job = self.jobs[id]
-            if job.state != "cancelled" or changes.get("state") == "done":  # too late to cancel
+            if job.state != "cancelled" or changes.get("state") == "done":  # done: too late to cancel
                 self.jobs[id] = replace(job, **changes)
-            over = [one.id for one in self.jobs.values() if one.is_over]
-            for old in over[:-100]:
+            finished = [one.id for one in self.jobs.values() if one.is_finished]
+            for old in finished[:-100]:
                 del self.jobs[old]
 
     def list_jobs(self) -> list[UploadJob]:
-        """Return the recent uploads, latest first."""
+        """Return recent uploads, latest first."""
         with self.changed:
             return list(reversed(self.jobs.values()))
 
@@ -374,5 +373,5 @@ class Uploads:
             return self.jobs[id]
 
     def num_waiting(self) -> int:
-        """Return how many uploads are not done yet."""
-        return sum(not job.is_over for job in self.list_jobs())
+        """Return the number of unfinished uploads."""
+        return sum(not job.is_finished for job in self.list_jobs())

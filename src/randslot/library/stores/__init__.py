@@ -1,1 +1,1 @@
-"""Where pages are kept and searched: one small interface, with an engine behind it."""
+"""Stores of pages: one small interface, with an engine behind it."""

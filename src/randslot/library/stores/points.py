@@ -1,7 +1,7 @@
 """A page as a point of a vector database: named vectors, and a payload with its file, number, image and text.
 
 Vectors are dense ("page": several, compared by MaxSim; "sketch": one, see sketches.py) or sparse ("words": terms with
-their BM25 weights, which the engine multiplies by how rare they are).
+their BM25 weights, which the engine multiplies by IDF).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 Vectors = NDArray[np.float32]
 NamedVectors = dict[str, "Vectors | Terms"]
 BYTES_PER_NUMBER = 2  # of a vector: stores keep half precision
-PART = "part"  # in a payload: the model has read a part of the page
+PART = "part"  # in a payload: the model has read only a part of the page
 
 
 def page_id(file: str, number: int) -> str:
@@ -30,15 +30,15 @@ def page_id(file: str, number: int) -> str:
 
 
 Origin = Literal["layer", "ocr", "none", "blank", "failed", ""]
-"""Where the text of a page is from: the file ("layer") or OCR. Or why it has none: it has no layer and waits for OCR
-("none"), OCR found nothing ("blank") or failed, or nobody has looked yet ("")."""
+"""Where the text of a page is from: the file ("layer") or OCR. Or why it has none: it has no text layer and needs OCR
+("none"), OCR found nothing ("blank") or failed, or it has not been read yet ("")."""
 
 
 @dataclass(frozen=True)
 class StoredText:
     """The text of a page. words: in order, for phrases. terms: for BM25. fields: headings and titles, as in `PageText`.
 
-    boxes: of its words, eight bytes each; none if its file tells them, as a PDF with text does.
+    boxes: of its words, eight bytes each; none if they can be read from the file, as in a PDF with text.
     """
 
     origin: Origin
@@ -53,8 +53,8 @@ class StoredText:
 class StoredPage:
     """A page: the id of its file, its number from 1, a hash of its content, its vectors (K, D) and its text.
 
-    vectors: None in a library without a model, or if they are to come. text: None if nobody has looked for one. cut:
-    whether the page has more text than the model has read.
+    vectors: None without a model, or before a backfill. text: None if not read yet. cut: whether the model has read
+    only a part of the text.
     """
 
     file: str
@@ -74,7 +74,7 @@ class StoredPage:
 
 @dataclass(frozen=True)
 class DenseField:
-    """A named dense vector of pages. is_multi: a page has several, compared by MaxSim. has_codes: a bit a number."""
+    """A named dense vector of pages. is_multi: several per page, compared by MaxSim. has_codes: with binary codes."""
 
     name: str
     size: int
@@ -88,7 +88,7 @@ PAYLOAD_INDEXES = {"file": "keyword", "origin": "keyword", "read": "keyword", "n
 
 
 class Point(NamedTuple):
-    """A page as an engine keeps it."""
+    """A page as an engine stores it."""
 
     id: str
     vectors: NamedVectors
@@ -96,7 +96,7 @@ class Point(NamedTuple):
 
 
 def make_vectors(page: StoredPage, sketch: Vectors | None = None) -> NamedVectors:
-    """Return the named vectors of a page, in half precision: so all engines keep the same numbers."""
+    """Return the named vectors of a page, in half precision, so that all engines store the same numbers."""
     vectors: NamedVectors = {}
     if page.vectors is not None:
         vectors[VECTOR_NAME] = halve(page.vectors)
@@ -113,7 +113,7 @@ def halve(vectors: Vectors) -> Vectors:
 
 
 def make_payload(page: StoredPage, *, is_new: bool = True) -> dict[str, Any]:
-    """Return what is stored of a page beside its vectors. is_new: else only what an update gives."""
+    """Return the payload of a page. is_new: all fields; else only those of an update."""
     payload: dict[str, Any] = {"file": page.file, "number": page.number, "image": page.image} if is_new else {}
     if page.text is not None:
         payload["origin"] = page.text.origin
@@ -130,7 +130,7 @@ def make_payload(page: StoredPage, *, is_new: bool = True) -> dict[str, Any]:
 
 
 def read_page(payload: Any, vectors: Any) -> StoredPage:
-    """Return the page of a point, as much as was read of it; the engines have types of their own."""
+    """Return the page of a point, with the fields that were retrieved; each engine has its own types."""
     own = np.array(vectors[VECTOR_NAME], np.float32) if VECTOR_NAME in vectors else None
     text = None
     if "origin" in payload:
@@ -143,15 +143,15 @@ def read_page(payload: Any, vectors: Any) -> StoredPage:
     return StoredPage(str(payload["file"]), int(payload["number"]), str(payload["image"]), own, text, cut)
 
 
-# -- which points
+# -- filters
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which points are meant: all that is given must hold.
+    """A filter of points; all conditions must match.
 
-    any_of, none_of: the field of a payload has one of these values, or none of them. phrases, excluded: of the words.
-    first, last: numbers of pages. has, lacks: names of vectors.
+    any_of, none_of: allowed and excluded values of payload fields. phrases, excluded: of the words. first, last: page
+    numbers. has, lacks: names of vectors.
     """
 
     any_of: Mapping[str, Collection[str]] = field(default_factory=dict)
@@ -165,7 +165,7 @@ class Filter:
 
 
 def make_filter(types: Any, some: Filter, has: Callable[[str], Any], numbers: Callable[..., Any]) -> Any:
-    """Return a filter for an engine. has: its condition for a named vector. numbers: its range."""
+    """Convert a filter to an engine's types. has: its condition for a named vector. numbers: its range."""
     must: list[Any] = []
     must_not: list[Any] = []
     for conditions, fields in ((must, some.any_of), (must_not, some.none_of)):
@@ -182,7 +182,7 @@ def make_filter(types: Any, some: Filter, has: Callable[[str], Any], numbers: Ca
 
 
 def convert_vector(types: Any, vector: Vectors | Terms) -> Any:
-    """Return a vector as an engine takes it."""
+    """Convert a vector to an engine's types."""
     if isinstance(vector, Terms):
         return types.SparseVector(indices=list(vector.numbers), values=list(vector.weights))
     return vector.tolist()
@@ -192,7 +192,7 @@ def convert_vector(types: Any, vector: Vectors | Terms) -> Any:
 
 
 def measure_page(page: StoredPage) -> int:
-    """Return the bytes of a page in a request, about."""
+    """Estimate the bytes of a page in a request."""
     size = 0 if page.vectors is None else 4 * page.vectors.size
     if page.text is not None:
         size += 4 * (len(page.text.text) + len(page.text.words)) + 2 * len(page.text.boxes)
@@ -204,14 +204,14 @@ def split_by_size(
     values: Sequence[T], measure: Callable[[T], int], max_bytes: int, max_num: int = 2**30
 ) -> Iterator[list[T]]:
     """Split values into lists of bounded size; a larger value forms its own list."""
-    some: list[T] = []
+    batch: list[T] = []
     size = 0
     for value in values:
-        own = measure(value) + 256  # of a point or query beside its vectors and ids
-        if some and (len(some) == max_num or size + own > max_bytes):
-            yield some
-            some, size = [], 0
-        some.append(value)
+        own = measure(value) + 256  # overhead of a point or query
+        if batch and (len(batch) == max_num or size + own > max_bytes):
+            yield batch
+            batch, size = [], 0
+        batch.append(value)
         size += own
-    if some:
-        yield some
+    if batch:
+        yield batch

@@ -40,13 +40,13 @@ MAX_BYTES = 8 * 2**20  # of points or queries in a request; the server takes 32 
 
 
 class ServerStore(Store):
-    """Pages in a collection of a server."""
+    """Pages in a collection on a server."""
 
     max_read = 64
     max_bytes = MAX_BYTES
 
     def __init__(self, connection: Connection, dim: int | None, tuning: Tuning = DEFAULT_TUNING) -> None:
-        """Open a collection, or create one. dim: of the vectors; None for words only."""
+        """Open or create a collection. dim: of the vectors; None for words only."""
         super().__init__(dim, tuning)
         self.connection, self.address = connection, connection.address
         self.name = self.address.collection
@@ -56,17 +56,17 @@ class ServerStore(Store):
             self._create()
 
     def _check(self) -> None:
-        """Refuse a collection of other vectors or settings."""
+        """Refuse a collection with other vectors or settings."""
         params = self._get_info().config.params
         vectors = params.vectors.get(VECTOR_NAME) if isinstance(params.vectors, Mapping) else None
         is_other = vectors is None or vectors.size != self.dim or vectors.multivector_config is None
         if (self.dim is not None and is_other) or TERMS_NAME not in (params.sparse_vectors or {}):
             what = "words" if self.dim is None else f"words and vectors of {self.dim} dimensions"
-            raise UsageError(f"{self.address} exists and holds no pages with {what}: choose another collection")
+            raise UsageError(f"{self.address} exists but has no {what}: choose another collection")
         for name, now in zip(SETTINGS, (params.shard_number, params.replication_factor), strict=True):
             wanted = getattr(self.address, name)
             if wanted not in (None, now):
-                raise UsageError(f"{self.address} has {name}={now}, which was chosen when it was made, not {wanted}")
+                raise UsageError(f"{self.address} has {name}={now}, not {wanted}: choose another collection")
 
     def _create(self) -> None:
         """Create the collection, also with a field for sketches: older servers cannot add one later."""
@@ -154,7 +154,7 @@ class ServerStore(Store):
                 raise
             except RandSlotError as error:
                 raise RandSlotError(
-                    f"{self.address} cannot add vectors, which needs a newer Qdrant: index into a new collection"
+                    f"{self.address} cannot add vectors (Qdrant is too old): index into a new collection"
                 ) from error
         change = models.VectorParamsDiff(
             hnsw_config=made.hnsw_config, quantization_config=made.quantization_config, on_disk=made.on_disk
@@ -191,12 +191,12 @@ class ServerStore(Store):
         return self.connection.facet(self.name, key, _make_filter(some), limit)
 
     def flush(self) -> None:
-        """Nothing to do: a write is answered when it is in the server's log."""
+        """Do nothing: the server acknowledges a write once it is in its log."""
 
     def optimize(self, *, wait: bool = False) -> None:
-        """Wait for the server's own optimizer, if asked."""
+        """Wait for the server's optimizer, if asked."""
         num_green = 0
-        while wait and num_green < 2:  # it may not have begun when it is first asked
+        while wait and num_green < 2:  # the optimizer may start late
             time.sleep(1.0)
             status = self._get_info().status
             if status == models.CollectionStatus.RED:
@@ -204,23 +204,23 @@ class ServerStore(Store):
             num_green = num_green + 1 if status == models.CollectionStatus.GREEN else 0
 
     def close(self) -> None:
-        """Nothing to do: the location closes the connection."""
+        """Do nothing: the location closes the connection."""
 
 
 def split_pages(pages: Sequence[StoredPage], max_bytes: int = MAX_BYTES) -> Iterator[list[StoredPage]]:
-    """Split pages into requests of bounded size, and refuse a page that is larger than the server's limit."""
+    """Split pages into requests of bounded size; refuse a page above the server's limit."""
     for page in pages:
         size = measure_page(page)
         if page.vectors is not None and size + 256 > 32 * 2**20:
             num, dim = page.vectors.shape
             raise RandSlotError(
-                f"a page of {num:,} vectors of {dim:,} takes {size / 1e6:.0f} MB in a request, and a Qdrant server "
-                "takes 33 MB at once: reduce pages, as by --reduction kmeans --page-vectors 32"
+                f"a page of {num:,} vectors of {dim:,} takes {size / 1e6:.0f} MB, more than a Qdrant request may hold "
+                "(33 MB): reduce pages, as by --reduction kmeans --page-vectors 32"
             )
     return split_by_size(pages, measure_page, max_bytes)
 
 
-# -- to the client's types
+# -- conversion to the client's types
 
 
 def _make_parameters(field: DenseField) -> models.VectorParams:
@@ -238,7 +238,7 @@ def _make_parameters(field: DenseField) -> models.VectorParams:
 
 
 def make_message(point: Point) -> messages.PointStruct:
-    """Return a point as a gRPC message, which is faster than the client's own models."""
+    """Convert a point to a gRPC message, which is faster than the client's own models."""
     vectors: dict[str, messages.Vector] = {}
     for name, vector in point.vectors.items():
         if isinstance(vector, Terms):
@@ -257,7 +257,7 @@ def make_message(point: Point) -> messages.PointStruct:
 
 
 def _make_dense(row: Vectors) -> messages.DenseVector:
-    """Return a vector as a message, without a loop over its numbers: a tag, the number of bytes, and the bytes."""
+    """Convert a vector to a message without a loop over its numbers: a tag, the number of bytes, and the bytes."""
     content = row.tobytes()
     head, left = bytearray([10]), len(content)
     while left > 127:
@@ -268,7 +268,7 @@ def _make_dense(row: Vectors) -> messages.DenseVector:
 
 
 def _measure_request(request: Nearest) -> int:
-    """Return the bytes of a request, about: a file in a filter takes 40."""
+    """Estimate the bytes of a request; a file in a filter takes 40."""
     size = 8 * len(request.vector.numbers) if isinstance(request.vector, Terms) else 4 * request.vector.size
     for some in (request.filter, request.filter if request.sketch is not None else None, request.corpus):
         if some is not None:
@@ -287,7 +287,7 @@ def _make_request(request: Nearest, tuning: Tuning) -> models.QueryRequest:
             params=models.SearchParams(exact=True),
             filter=some,
         )
-    if request.corpus is not None:  # servers before 1.18 count how rare words are over all pages
+    if request.corpus is not None:  # servers before 1.18 compute IDF over all pages
         params = models.SearchParams(idf=models.IdfCorpusParams(corpus=_make_filter(request.corpus)))
     else:
         oversampling = max(tuning.candidates / request.limit, tuning.oversampling) if request.by_codes else None

@@ -1,12 +1,12 @@
-"""What a library on a Qdrant server has beside its pages: its description, its files, and the write lease.
+"""The metadata of a library on a Qdrant server: its description, its files, and the write lease.
 
-COLLECTION-files holds points without vectors, called records here: one about the library (format and model), one for
-each file (the manifest), and parts of blobs. It has one shard, so that one request is one step.
+COLLECTION-files holds points without vectors, called records here: one for the library (format and model), one per file
+(the manifest), and parts of blobs. It has one shard, so each request is atomic.
 
-The lease is an alias of that collection, whose name says who holds it and until when. A process acquires it by renaming
-the alias that it has seen to its own. A server refuses to rename an alias that does not exist, and the nodes of a
-cluster agree on the order of all renames by consensus. So of two processes one is refused, regardless of the
-nodes that they ask or that are lost. See "Why there is one writer" in docs/scale.md.
+The lease is an alias of that collection. Its name says which process holds it and when it expires. A process acquires
+the lease by renaming the alias. A server refuses to rename an alias that does not exist, and a cluster orders all
+renames by consensus. So if two processes compete, one is refused, regardless of lost nodes. See "Why there is
+one writer" in docs/scale.md.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ RAW = "bytes:"  # before the hexadecimal bytes of a path that is not valid text
 
 
 class ServerRecords:
-    """Records by id."""
+    """The collection of records, by id."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -67,8 +67,8 @@ class ServerRecords:
     def put(self, records: Mapping[str, Mapping[str, Any]]) -> None:
         """Store records by id.
 
-        A record is stamped with the number of the lease and a count, and replaces none with a later stamp. So a late
-        write, from a node that was frozen or a process that lost its lease, changes nothing.
+        A record's stamp (a fencing token) is the number of the lease and a counter; it never replaces a record with a
+        later stamp. So a late write, from a frozen node or a process that lost its lease, has no effect.
         """
         stamp = self.lease_number() * 2**32 + next(self.num_puts)
         earlier = models.FieldCondition(key="stamp", range=models.Range(lt=stamp))
@@ -129,7 +129,7 @@ class ServerManifest(Manifest):
         return frozenset(self.records.find(kind="file", state=("pending", "gone")))
 
     def put(self, *files: File) -> None:
-        """Store files in one request, which the server logs as one."""
+        """Store files in one request, which is atomic."""
         records = {}
         for file in files:
             record = {**vars(file), "kind": "file", "source": _write_source(file.source)}
@@ -149,14 +149,14 @@ class ServerManifest(Manifest):
         return sum(tally.values()), sum(int(num) * count for num, count in tally.items())
 
     def check(self) -> None:
-        """Nothing to do: a server checks its own files."""
+        """Do nothing: a server checks its own files."""
 
     def close(self) -> None:
-        """Nothing to do: the location closes the connection."""
+        """Do nothing: the location closes the connection."""
 
 
 def _write_source(source: str) -> str:
-    """Return a path as text that a server takes."""
+    """Encode a path as valid Unicode."""
     raw = os.fsencode(source)
     try:
         return raw.decode()
@@ -175,8 +175,8 @@ def _read_file(id: str, record: Mapping[str, Any]) -> File:
 # -- the write lease
 
 
-class LeaseNames:
-    """Aliases of the collection of records. Their changes are ordered and durable."""
+class LeaseAliases:
+    """Aliases of the collection of records; changes are ordered and durable."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -188,19 +188,20 @@ class LeaseNames:
 
     def add(self, name: str) -> None:
         created = models.CreateAlias(collection_name=self.collection, alias_name=name)
-        self.connection.agree([models.CreateAliasOperation(create_alias=created)])
+        self.connection.update_aliases([models.CreateAliasOperation(create_alias=created)])
 
     def rename(self, old: str, new: str, drop: Sequence[str] = ()) -> bool:
         """Rename an alias, and delete others; return False if the old one does not exist."""
         renamed = models.RenameAlias(old_alias_name=old, new_alias_name=new)
         try:
-            self.connection.agree([models.RenameAliasOperation(rename_alias=renamed), *map(_delete_alias, drop)])
+            changes = [models.RenameAliasOperation(rename_alias=renamed), *map(_delete_alias, drop)]
+            self.connection.update_aliases(changes)
         except NotFoundError:
             return False
         return True
 
     def drop(self, name: str) -> None:
-        self.connection.agree([_delete_alias(name)])
+        self.connection.update_aliases([_delete_alias(name)])
 
 
 def _delete_alias(name: str) -> models.DeleteAliasOperation:
@@ -208,10 +209,10 @@ def _delete_alias(name: str) -> models.DeleteAliasOperation:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What the name of a lease says: how often it had been acquired, until when it is valid, and by whom.
+class LeaseName:
+    """A lease, as encoded in its name. number: a counter of acquisitions. until: when it expires.
 
-    token: of one acquisition, as in "PID.MACHINE.RANDOM.HOST".
+    token: identifies one acquisition, as in "PID.MACHINE.RANDOM.HOST".
     """
 
     number: int
@@ -222,35 +223,35 @@ class Held:
         return f"{LEASE_PREFIX}.{self.number}.{round(1000 * self.until)}.{self.token}"
 
 
-def read_name(name: str) -> Held | None:
-    """Read the name of a lease; None if it is another name."""
+def parse_lease_name(name: str) -> LeaseName | None:
+    """Parse the name of a lease; None if it is another alias."""
     prefix, *parts = name.split(".", 3)
     if prefix != LEASE_PREFIX or len(parts) != 3:
         return None
-    return Held(int(parts[0]), int(parts[1]) / 1000, parts[2])
+    return LeaseName(int(parts[0]), int(parts[1]) / 1000, parts[2])
 
 
 class WriteLease:
-    """The right to write. The process that holds it renews it.
+    """The write lease. The process that holds it renews it in the background.
 
-    A killed process loses it after a minute, or at once if the next one is on the same machine and sees that it is
-    dead. A process that was held up for too long renews it before its next write, or finds that another one has it. The
-    clocks of the machines should agree within some seconds.
+    The lease of a killed process expires after a minute, or at once for a process on the same machine. A process that
+    stalled renews it before its next write, or fails if another process holds it. The clocks of the machines should
+    agree within a few seconds.
     """
 
-    def __init__(self, names: LeaseNames, library: str, seconds: float = 60.0) -> None:
-        """library: its name in messages. seconds: that the lease is valid."""
+    def __init__(self, names: LeaseAliases, library: str, seconds: float = 60.0) -> None:
+        """library: its name in messages. seconds: lifetime of the lease."""
         self.names, self.library, self.seconds = names, library, seconds
-        self.now, self.monotonic = time.time, time.monotonic  # what machines share, and what nobody can set
-        self.held: Held | None = None
-        self.ended: set[str] = set()  # tokens of leases that this process released, even if the server was away
-        self.safe_until = 0.0  # by the monotonic clock
+        self.now, self.monotonic = time.time, time.monotonic  # shared by machines; never set back
+        self.held: LeaseName | None = None
+        self.ended: set[str] = set()  # tokens that this process released, even if the server was unreachable
+        self.safe_until = 0.0  # by the monotonic clock: writes need no renewal until then
         self.machine = _identify_machine()
         self._lock = RLock()
 
     @property
     def number(self) -> int:
-        """How often the lease had been acquired when this process acquired it; 0 if it does not hold it."""
+        """The number of the held lease; 0 if this process does not hold it."""
         return self.held.number if self.held else 0
 
     @contextmanager
@@ -259,13 +260,13 @@ class WriteLease:
         try:
             self._acquire()
         except BaseException:
-            self._release()  # it may have been stopped halfway
+            self._release()  # it may have been interrupted
             raise
         over = Event()
 
         def keep_renewing() -> None:
             while not over.wait(self.seconds / 6):
-                with suppress(RandSlotError):  # a server that is away for a moment: retried until the lease expires
+                with suppress(RandSlotError):  # a short outage: retry until the lease expires
                     self.renew()
 
         thread = Thread(target=keep_renewing, name="write lease", daemon=True)
@@ -285,7 +286,7 @@ class WriteLease:
             self.renew()
 
     def renew(self) -> None:
-        """Renew the lease, if it is held. Afterwards the node that was asked knows all earlier changes."""
+        """Renew the lease, if it is held. Afterwards the current node has applied all earlier changes."""
         with self._lock:
             if self.held is not None and not self._rename(self.held, replace(self.held, until=self._expiry())):
                 self.held = None
@@ -297,15 +298,14 @@ class WriteLease:
     def _expiry(self) -> float:
         return round(self.now() + self.seconds, 3)
 
-    def _rename(self, old: Held, new: Held, drop: Sequence[str] = ()) -> bool:
+    def _rename(self, old: LeaseName, new: LeaseName, drop: Sequence[str] = ()) -> bool:
         """Rename the alias; return whether this process holds the lease now."""
         start = self.monotonic()
         for attempt in range(66 if self.held else 6):
             if self.names.rename(str(old), str(new), drop):
                 break
-            # This process may have renamed it itself, now or earlier: an answer can get lost. And the node that is
-            # asked may lag behind the others, for a minute if one of them is frozen. So a lease is lost only if another
-            # process has it.
+            # This process may have renamed it already: an answer can get lost. And the node may lag behind the others,
+            # for a minute if one of them is frozen. So the lease is lost only if another process holds it.
             time.sleep(min(0.2 * attempt, 1.0))
             seen = self._list()
             if new in seen:
@@ -315,7 +315,7 @@ class WriteLease:
             old = next((held for held in seen if held.token == new.token), old)
         else:
             return False
-        # A write may begin until then: it has half a lease to end, and clocks may differ by a tenth.
+        # A write may begin until then: it has half the lease to finish, and clocks may differ by a tenth.
         self.held, self.safe_until = new, start + 0.4 * self.seconds
         return True
 
@@ -323,41 +323,41 @@ class WriteLease:
         seen = self._list()
         self._check_free(seen)
         if not seen:
-            seen = [Held(0, 0.0, uuid.uuid4().hex)]
+            seen = [LeaseName(0, 0.0, uuid.uuid4().hex)]
             self.names.add(str(seen[0]))
         last = max(seen, key=lambda held: held.number)
         others = [str(held) for held in seen if held != last]
         host = re.sub(r"[^\w.-]", "_", socket.gethostname()[:100], flags=re.ASCII)
         token = f"{os.getpid()}.{self.machine}.{uuid.uuid4().hex}.{host}"
-        if not self._rename(last, Held(last.number + 1, self._expiry(), token), others):
+        if not self._rename(last, LeaseName(last.number + 1, self._expiry(), token), others):
             self._fail_busy(self._list())
-        # Two processes that saw no lease may each have added one: the second one sees the first, and steps back.
+        # Two processes that saw no lease may each have added one: the second one sees the first, and backs off.
         rivals = [held for held in self._list() if held != self.held]
         if rivals:
             mine, self.held = self.held, None
             self.names.drop(str(mine))
             self._fail_busy(rivals)
 
-    def _list(self) -> list[Held]:
-        read = [read_name(name) for name in self.names.list()]
+    def _list(self) -> list[LeaseName]:
+        read = [parse_lease_name(name) for name in self.names.list()]
         return [held for held in read if held is not None]
 
-    def _check_free(self, seen: list[Held]) -> None:
-        """Raise BusyError if another process holds the lease and is alive, as far as can be seen from here."""
+    def _check_free(self, seen: list[LeaseName]) -> None:
+        """Raise BusyError if another process holds the lease, unless it is known to be dead."""
         for held in seen:
             pid, machine, *_ = (*held.token.split("."), "")
             is_dead = machine == self.machine and int(pid) != os.getpid() and has_ended(int(pid))
             if held.until > self.now() and held.token not in self.ended and not is_dead:
                 self._fail_busy([held])
 
-    def _fail_busy(self, held: Sequence[Held]) -> NoReturn:
+    def _fail_busy(self, held: Sequence[LeaseName]) -> NoReturn:
         process = "another process"
         for one in held:
             pid, *more = one.token.split(".", 3)
             if len(more) == 3:
-                process = f"process {pid} of {more[2]}"
+                process = f"process {pid} on {more[2]}"
         raise BusyError(
-            f"library {self.library} is being written by {process}: wait until it ends, or a minute if it was killed"
+            f"{process} is writing to library {self.library}: wait until it ends, or a minute if it was killed"
         )
 
     def _release(self) -> None:
@@ -366,14 +366,14 @@ class WriteLease:
                 return
             self.ended.add(self.held.token)
             try:
-                with suppress(RandSlotError):  # it will expire by itself
+                with suppress(RandSlotError):  # it expires anyway
                     self.names.rename(str(self.held), str(replace(self.held, until=0.0)))
             finally:
                 self.held = None
 
 
 def _identify_machine() -> str:
-    """Return a hash of what two processes share if one can see whether the other is alive."""
+    """Return a hash that is equal for processes that see each other's ids: same host, boot and PID namespace."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         with open("/proc/sys/kernel/random/boot_id") as file:
@@ -386,17 +386,17 @@ def _identify_machine() -> str:
 
 
 class ServerLocation(Location):
-    """A library on a server, which many processes may search and one at a time may write."""
+    """A library on a server: many processes can search it, one at a time can write."""
 
     shared = True
 
     def __init__(self, address: Address, *, create: bool) -> None:
-        """Connect to a server; refuse a collection that is there and not a library."""
+        """Connect to a server; refuse a non-empty collection that is not a library."""
         self.name, self.folder, self.collection = str(address), address.folder, address.collection
         self.connection = connect(address)
         self.records = ServerRecords(self.connection)
         self.manifest = ServerManifest(self.records)
-        self.lease = WriteLease(LeaseNames(self.connection), self.name)
+        self.lease = WriteLease(LeaseAliases(self.connection), self.name)
         self.records.lease_number = lambda: self.lease.number
         self.connection.check_write = self.lease.check
         self.connection.catch_up = self.lease.renew
@@ -414,14 +414,14 @@ class ServerLocation(Location):
             return None
         return self.records.get([ABOUT_ID]).get(ABOUT_ID)
 
-    def write(self, about: dict[str, Any]) -> None:
-        """Write the description last: without it a half-made library is none, and can be made again."""
+    def write(self, description: dict[str, Any]) -> None:
+        """Write the description last: until then there is no library, and creation can be retried."""
         if not self.connection.exists(self.records.name):
             self.records.create()
         if self.read() is None:
-            ServerStore(self.connection, about["model"] and int(about["model"]["dimension"]))
+            ServerStore(self.connection, description["model"] and int(description["model"]["dimension"]))
         with nullcontext() if self.lease.held else self.hold_lease():
-            self.records.put({ABOUT_ID: about})
+            self.records.put({ABOUT_ID: description})
 
     def open(self, dim: int | None, *, repair: bool) -> None:
         if not (repair or self.connection.exists(self.collection)):
@@ -435,7 +435,7 @@ class ServerLocation(Location):
             return None
         kept = [part for part in parts if part["token"] == newest["token"]]
         kept.sort(key=lambda part: int(part["number"]))
-        if len(kept) < int(newest["parts"]):  # of a process that was killed here
+        if len(kept) < int(newest["parts"]):  # the writer was killed
             return None
         return b"".join(base64.b64decode(part["content"]) for part in kept)
 
@@ -454,16 +454,16 @@ class ServerLocation(Location):
         return isinstance(other, ServerLocation) and str(other.lease.held) in self.lease.names.list()
 
     def check(self) -> None:
-        """Count in both collections, which asks every shard: if nodes are lost, some may answer and others not."""
+        """Count both collections, which asks every shard: with nodes down, some shards may answer and others not."""
         for collection in (self.records.name, self.collection):
             self.connection.count(collection, exact=False)
 
     def size(self) -> int:
-        """Return the bytes of the vectors: a server does not say what it takes on disk."""
-        about = self.read() or {}
-        if about.get("model") is None:
+        """Return the bytes of the vectors: a server does not report its disk usage."""
+        description = self.read() or {}
+        if description.get("model") is None:
             return 0
-        model = read_identity(about["model"])
+        model = read_identity(description["model"])
         num = model.num_vectors("page")
         numbers = num * model.dimension if num else mean_numbers(self.store)
         return BYTES_PER_NUMBER * numbers * self.connection.count(self.collection)

@@ -1,4 +1,4 @@
-"""What all stores do: pages in, ranked pages out. The engines (edge.py, qdrant.py) only translate.
+"""The base class of stores: write pages, search, fuse results. The engines (edge.py, qdrant.py) only translate.
 
 A search asks the engine for the nearest pages by each field, and `fuse` combines the lists.
 """
@@ -36,20 +36,20 @@ from .points import (
 if TYPE_CHECKING:
     from ..sketches import Sketches
 
-MAX_WITH_PAGES = 100  # hits that come with their pages; more are read in several requests
-MAX_NUMBERS = 2**22  # of vectors in memory at once: engines take and return Python lists, some 30 bytes a number
+MAX_WITH_PAGES = 100  # hits returned with their pages; more are read in several requests
+MAX_NUMBERS = 2**22  # of vectors in memory at once: engines use Python lists, some 30 bytes per number
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """When vectors get binary codes, how many candidates are scored in full, and how scores are combined.
+    """When vectors get binary codes, how many candidates are rescored, and how scores are combined.
 
-    codes_from: dimensions from which codes save time and are exact enough. compress_from: KB of vectors from which a
-    segment is compressed. candidates, oversampling: a server that finds pages by codes or sketches scores at least
-    `candidates` in full, and `oversampling` for each hit.
+    codes_from: dimension from which codes save time and are accurate enough. compress_from: KB of vectors from which a
+    segment is compressed. candidates, oversampling: a search by codes or sketches rescores at least `candidates` pages,
+    and `oversampling` per hit.
 
-    pool: a search by words and vectors takes the best `pool` pages by each (or two for each hit); see `fuse`. rewarded:
-    pages by words that are looked at again; see `StoreQuery`.
+    pool: a search by words and vectors fuses the best `pool` pages by each (or two per hit); see `fuse`. rewarded:
+    pages by words that get rewards; see `StoreQuery`.
     """
 
     codes_from: int = 1024
@@ -64,7 +64,7 @@ class Tuning:
         return dim is not None and dim >= self.codes_from
 
     def make_field(self, dim: int) -> DenseField:
-        """Return the field of the vectors of pages."""
+        """Return the field of page vectors."""
         return DenseField(VECTOR_NAME, dim, is_multi=True, has_codes=self.has_codes(dim))
 
 
@@ -80,10 +80,10 @@ Reward = Callable[[Mapping[str, StoredPage]], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class StoreQuery:
-    """What to search by: vectors (K, D), words, or both, whose ranks are combined.
+    """A query by vectors (K, D), words, or both, whose scores are fused.
 
-    phrases: all must be on the page. excluded: none of these phrases may be. vectors_weight: words have a weight of 1.
-    reward: tells what the first pages by words have beside their scores, by their ids.
+    phrases: all must be on the page. excluded: phrases that must not be. vectors_weight: relative to words. reward:
+    returns bonuses, by id, for the first pages by words.
     """
 
     vectors: Vectors | None = None
@@ -96,7 +96,7 @@ class StoreQuery:
 
 @dataclass(frozen=True)
 class Where:
-    """Which pages are searched: those of `files` (None: of all) but not of `hidden` ones, in a range of numbers."""
+    """Which pages to search: those of `files` (None: all) except `hidden` ones, in a range of page numbers."""
 
     files: frozenset[str] | None = None
     hidden: frozenset[str] = frozenset()
@@ -106,9 +106,9 @@ class Where:
 
 @dataclass(frozen=True)
 class StoreHit:
-    """A page that was found. score: MaxSim by vectors, BM25 by words, a sum of normalised scores by both.
+    """A page found by a search. score: MaxSim by vectors, BM25 by words, a sum of normalised scores by both.
 
-    page: what is stored of it, if the request asked for it.
+    page: its stored content, if requested.
     """
 
     id: str
@@ -119,7 +119,7 @@ class StoreHit:
 
 
 def make_hit(point: Any) -> StoreHit:
-    """Return the hit of a scored point; both engines have points of one shape."""
+    """Return the hit of a scored point of either engine."""
     payload = point.payload  # Qdrant Edge converts it at each access
     page = read_page(payload, {}) if "image" in payload else None
     return StoreHit(str(point.id), str(payload["file"]), int(payload["number"]), float(point.score), page)
@@ -127,7 +127,7 @@ def make_hit(point: Any) -> StoreHit:
 
 @dataclass(frozen=True)
 class Contents:
-    """How many pages there are, how many have vectors, and how many have text, by its origin."""
+    """Counts of pages: all, those with vectors, and those with text, by its origin."""
 
     pages: int
     with_vectors: int
@@ -138,9 +138,9 @@ class Contents:
 class Nearest:
     """A request for the nearest points by one field.
 
-    corpus: points among which the engine counts how rare terms are. sketch: score only `num_candidates` points, those
-    nearest by their sketches. by_codes: compare codes first, and score only the best points in full. with_pages: hits
-    come with their pages, without vectors.
+    corpus: points over which the engine computes IDF. sketch: rescore only the `num_candidates` points nearest by
+    sketch. by_codes: compare codes first, and rescore only the best points. with_pages: return hits with their pages,
+    without vectors.
     """
 
     field: str
@@ -155,7 +155,7 @@ class Nearest:
 
 
 class Store(ABC):
-    """Pages with their vectors and words. What a write did survives a killed process after the next `flush`.
+    """Pages with their vectors and words. Writes are durable after the next `flush`.
 
     sketches: if set, pages get a sketch whenever their vectors are added or change.
     """
@@ -170,18 +170,18 @@ class Store(ABC):
     # -- writes
 
     def add(self, pages: Sequence[StoredPage]) -> None:
-        """Store pages; one with the same id is replaced."""
-        for some in self.split(pages):
-            sketches = self.sketches.sketch(some) if self.sketches else {}
-            points = [Point(page.id, make_vectors(page, sketches.get(page.id)), make_payload(page)) for page in some]
+        """Store pages; replace those with the same id."""
+        for batch in self.split(pages):
+            sketches = self.sketches.sketch(batch) if self.sketches else {}
+            points = [Point(page.id, make_vectors(page, sketches.get(page.id)), make_payload(page)) for page in batch]
             self.upsert(points)
 
     def update(self, pages: Sequence[StoredPage]) -> None:
         """Update the vectors or the text of stored pages."""
-        for some in self.split(pages):
-            sketches = self.sketches.sketch(some) if self.sketches else {}
+        for batch in self.split(pages):
+            sketches = self.sketches.sketch(batch) if self.sketches else {}
             vectors, payloads, without_terms = {}, {}, []
-            for page in some:
+            for page in batch:
                 if own := make_vectors(page, sketches.get(page.id)):
                     vectors[page.id] = own
                 payloads[page.id] = make_payload(page, is_new=False)
@@ -198,7 +198,7 @@ class Store(ABC):
         self.delete_points(Filter({"file": [file]}))
 
     def prepare(self, dim: int) -> None:
-        """Add the field of vectors to a store of words."""
+        """Add the vector field to a store of words."""
         if self.dim is None:
             self.reset_field(self.tuning.make_field(dim))
             self.dim = dim
@@ -217,8 +217,8 @@ class Store(ABC):
     def search(self, queries: Sequence[StoreQuery], k: int, where: Where, exact: bool) -> list[list[StoreHit]]:
         """Return the k best pages of each query, best first.
 
-        How rare a word is counts over all pages that are not hidden. exact: score every page in full; else a search by
-        vectors compares sketches or codes first.
+        IDF is computed over all pages that are not hidden. exact: score every page in full; else a search by vectors
+        compares sketches or codes first.
         """
         if where.files is not None and where.files <= where.hidden:
             return [[] for _ in queries]
@@ -237,7 +237,7 @@ class Store(ABC):
         return ranked
 
     def _add_rewards(self, hits: list[StoreHit], reward: Reward) -> list[StoreHit]:
-        """Sort the first hits again; the others stay below them for every k."""
+        """Add rewards to the first hits and sort them; the other hits stay below them for every k."""
         num = self.tuning.rewarded
         pages = {hit.id: hit.page for hit in hits[:num] if hit.page is not None}
         if not pages:
@@ -269,18 +269,18 @@ class Store(ABC):
             requests.append(request)
         return requests
 
-    # -- what is stored
+    # -- reads
 
     def read(self, ids: Sequence[str], *, vectors: bool = True) -> dict[str, StoredPage]:
         """Return pages by id; missing ones are left out. vectors: with vectors, in half precision, and terms."""
         found: dict[str, StoredPage] = {}
         start, step = 0, min(8 if vectors else 1000, self.max_read)
         while start < len(ids):
-            some = self.retrieve(ids[start : start + step], vectors)
-            found |= some
+            batch = self.retrieve(ids[start : start + step], vectors)
+            found |= batch
             start += step
-            # The size of these pages tells how many to read next.
-            largest = max((page.vectors.size for page in some.values() if page.vectors is not None), default=1)
+            # Adapt the batch size to the size of these pages.
+            largest = max((page.vectors.size for page in batch.values() if page.vectors is not None), default=1)
             step = max(1, min(self.max_read, MAX_NUMBERS // largest))
         return found
 
@@ -289,11 +289,11 @@ class Store(ABC):
         return {page.number: page.image for page in self.scroll(Filter({"file": [file]}))}
 
     def counts(self) -> dict[str, int]:
-        """Return how many pages of each file are stored."""
+        """Count the stored pages of each file."""
         return self.facet("file", Filter(), self.count(Filter()) + 1)
 
     def contents(self, hidden: Collection[str]) -> Contents:
-        """Return what is stored, without the pages of hidden files."""
+        """Count stored pages, except those of hidden files."""
         visible = Filter(none_of=_hide(hidden))
         pages = self.count(visible)
         with_vectors = 0 if self.dim is None else self.count(replace(visible, has=(VECTOR_NAME,)))
@@ -302,7 +302,7 @@ class Store(ABC):
         return Contents(pages, with_vectors, {origin: num for origin, num in origins.items() if num})
 
     def count_cut(self, hidden: Collection[str]) -> int:
-        """Return how many pages have more text than the model has read, without the pages of hidden files."""
+        """Count pages of which the model has read only a part, except those of hidden files."""
         return self.count(Filter({"read": [PART]}, _hide(hidden)))
 
     def find(
@@ -315,7 +315,7 @@ class Store(ABC):
         if origins is not None and not origins:
             return
         some = Filter()
-        if origins is not None and "" in origins:  # a page without origin has no value to ask for
+        if origins is not None and "" in origins:  # a page without origin has no value to match
             others = [origin for origin in get_args(Origin) if origin not in origins]
             some = Filter(none_of={"origin": others} if others else {})
         elif origins is not None:
@@ -326,11 +326,11 @@ class Store(ABC):
         names[sketch] += (SKETCH.name,)
         yield from self.scroll(replace(some, has=names[True], lacks=names[False]))
 
-    # -- what an engine does
+    # -- engine interface
 
     @abstractmethod
     def upsert(self, points: Sequence[Point]) -> None:
-        """Write points; those with the same ids are replaced."""
+        """Write points; replace those with the same ids."""
 
     @abstractmethod
     def change(
@@ -341,7 +341,7 @@ class Store(ABC):
     ) -> None:
         """Set named vectors of points by id, delete terms of points, then set fields of payloads.
 
-        Payloads last: the origin of a text also says that its terms are stored.
+        Payloads last: the origin of a text marks its terms as stored.
         """
 
     @abstractmethod
@@ -350,7 +350,7 @@ class Store(ABC):
 
     @abstractmethod
     def reset_field(self, new: DenseField) -> None:
-        """Add a named vector, or delete all its values if a killed process has added it."""
+        """Add a named vector, or delete all its values if it exists."""
 
     @abstractmethod
     def find_nearest(self, requests: Sequence[Nearest]) -> list[list[StoreHit]]:
@@ -374,11 +374,11 @@ class Store(ABC):
 
     @abstractmethod
     def flush(self) -> None:
-        """Sync everything to disk, so that it survives a power cut too."""
+        """Sync all writes to disk."""
 
     @abstractmethod
     def optimize(self, *, wait: bool = False) -> None:
-        """Make searches fast after many changes. wait: until a server has done it."""
+        """Optimize for search after many writes. wait: until a server has finished."""
 
     @abstractmethod
     def close(self) -> None:
@@ -390,10 +390,10 @@ def _hide(files: Collection[str]) -> dict[str, Collection[str]]:
 
 
 def fuse(words: Sequence[StoreHit], vectors: Sequence[StoreHit], weight: float, pool: int) -> list[StoreHit]:
-    """Combine hits by words and by vectors: add their scores, where the best page has 1 and the one at rank `pool` 0.
+    """Fuse hits by words and by vectors: add their scores, normalised to 1 for the best page and 0 at rank `pool`.
 
-    If fewer pages have words of the query, no words are 0. The same rank for every k: else more hits would change their
-    order. How this was chosen, and the weights of vectors: research/log.md, "Fusion".
+    If fewer pages have words of the query, a BM25 score of 0 is 0. The rank does not depend on k: else more hits would
+    change their order. For how this was chosen, see research/log.md, "Fusion".
     """
     hits: dict[str, StoreHit] = {}
     for ranked, own, lowest in ((words, 1.0, 0.0), (vectors, weight, vectors[-1].score if vectors else 0.0)):
@@ -410,7 +410,7 @@ def fuse(words: Sequence[StoreHit], vectors: Sequence[StoreHit], weight: float, 
 
 
 def mean_numbers(store: Store) -> int:
-    """Return the mean size of the vectors of some pages, in numbers; 0 if none has vectors, or they are damaged."""
+    """Return the mean size of the vectors of some pages, in numbers; 0 without vectors, or if they are damaged."""
     ids = [page.id for page in islice(store.find(None, vectors=True), 16)]
     try:
         pages = store.read(ids).values()
@@ -421,5 +421,5 @@ def mean_numbers(store: Store) -> int:
 
 
 def pages_at_once(store: Store, max_pages: int) -> int:
-    """Return how many pages can be read at once within bounded memory."""
+    """Return the number of pages to read at once, to bound memory."""
     return max(1, min(max_pages, 2 * MAX_NUMBERS // max(mean_numbers(store), 1)))
