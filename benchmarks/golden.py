@@ -147,7 +147,7 @@ def losses(golden: dict[str, Any], folder: Path) -> None:
         output = folder / name.replace(" ", "-")
         recipe = base | changes | {"output": str(output)}
         if name == "reading":
-            Pretraining(make_recipe(recipe), resume=False).go()
+            Pretraining(make_recipe(recipe), resume=False).run()
         else:
             randslot.train(recipe)
         lines = (output / "losses.csv").read_text().splitlines()

@@ -122,9 +122,9 @@ def pretrain(
     """Teach a small backbone to read: to write down what is on a page."""
     task = Pretraining(read_recipe(recipe, [*(changes or []), *([f"output={output}"] if output else [])]), resume)
     if resume and (task.folder / RUN).is_file():
-        print(f"{task.folder} is finished already")
+        print(f"{task.folder} is already finished")
     else:
-        task.go()
+        task.run()
 
 
 if __name__ == "__main__":

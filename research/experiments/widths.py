@@ -78,7 +78,7 @@ def train(name: str, changes: dict[str, Any], steps: int) -> randslot.RandSlotMo
     folder = HOME / f"{name}-{steps}"
     if not (folder / RUN).is_file():
         recipe = RECIPE | {"steps": steps, "output": str(folder), **changes}
-        SharedVision(make_recipe(recipe), resume=True).go()
+        SharedVision(make_recipe(recipe), resume=True).run()
     return randslot.load(folder, device="cpu")
 
 
@@ -145,7 +145,7 @@ def train_student(teacher: str, name: str, *, only_full: bool = False) -> randsl
     identity, vectors = teach(output / "teacher", queries, options, console)
     if only_full:
         identity = replace(identity, settings={**identity.settings, "widths": ()})
-    return StudentTraining(options, queries, identity, vectors, console).go()
+    return StudentTraining(options, queries, identity, vectors, console).run()
 
 
 def measure_students(nested: str, held_out: HeldOut) -> list[dict[str, Any]]:

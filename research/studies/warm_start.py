@@ -34,7 +34,7 @@ def warm_start(recipe: Recipe, *, resume: bool = False) -> Path:
     if recipe.lora or (recipe.query_vectors, recipe.page_vectors) != (1, 1):
         raise UsageError("a shared start has no slots and no adapter: set lora = false and one vector a side")
     output = Path(recipe.output)
-    model = WarmStart(replace(recipe, output=str(output / "run")), resume).go()
+    model = WarmStart(replace(recipe, output=str(output / "run")), resume).run()
     save_backbone(model.backbone, output)
     return output
 

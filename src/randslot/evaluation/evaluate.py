@@ -134,7 +134,7 @@ class Evaluation:
             counts=counts,
             benchmark=task.benchmark,
             task=task.name,
-            is_drawn=settings.draws,
+            is_drawn=settings.is_seeded,
             has_prefixes=self.windows == 1 and all(settings.has_prefixes(side) for side in SIDES),
             ndcg=average_subsets(subsets),
             subsets=subsets,

@@ -1,6 +1,6 @@
-"""Distillation: a small student learns the vectors that a large teacher makes of queries, from queries only.
+"""Distill a large teacher's query vectors into a small student, from queries only.
 
-The loss is the mean of 1 - cosine between each vector of the student and the teacher's vector at the same place: no
+The loss is the mean of 1 - cosine between each vector of the student and the teacher's vector at the same position: no
 pages, no negatives, as in NanoVDR and LEAF. It needs a fixed number of vectors. If the teacher was trained with nested
 widths, so is the student.
 
@@ -39,21 +39,21 @@ from .train import RUN, check_resumed, write_record
 
 OPTIONS, CHECKPOINT = "distill.json", "checkpoint.pt"
 TEACHER, VECTORS = "teacher.json", "vectors.f16"
-AT_ONCE = 1024  # queries, of which similar lengths are encoded together
+AT_ONCE = 1024  # queries, sorted by length before batching
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Options of a distillation; the command checks their limits.
+    """Distillation options; the command checks their limits.
 
     teacher: a folder, a hub id, embedded, or the URL of a server; a model with a fixed number of vectors per query.
     student: a folder or hub id of a text model, or a shape to build with random weights: a name, "tiny", or a JSON
     file. queries: text files with a query per line, or training pairs. output: a folder for the student and its run.
 
-    layers: keep only this many of the student's first layers; 0: all. freeze_embeddings: freeze token embeddings, so
-    that words outside the queries keep their place; for a student that starts from its teacher's layers. precision: as
-    in recipes. validation: the held-out share of the queries. save_every: steps between checkpoints; 0: none. cache: a
-    folder for the teacher's vectors, which several students can share; by default in the output.
+    layers: keep only this many of the student's first layers; 0: all. freeze_embeddings: freeze token embeddings, to
+    preserve words outside the queries; for a student initialised from its teacher's layers. precision: as in recipes.
+    validation: the held-out share of the queries. save_every: steps between checkpoints; 0: none. cache: a folder for
+    the teacher's vectors, to share between students; by default in the output.
     """
 
     teacher: str
@@ -74,21 +74,21 @@ class Distillation:
 
 
 def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
-    """Train a student and save it in the output folder, with its options and the record of its run.
+    """Train a student and save it in the output folder, with its options and run record.
 
-    `resume` resumes from the last checkpoint of a run with the same options.
+    `resume` continues from the last checkpoint of a run with the same options.
     """
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     folder = Path(options.output)
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UsageError("distillation runs in one process: start it without torchrun")
+        raise UsageError("distillation runs in one process. Start it without torchrun.")
     if (folder / OPTIONS).is_file() and (resume or (folder / CHECKPOINT).is_file() or (folder / RUN).is_file()):
         now = json.loads(json.dumps(asdict(options)))
         check_resumed(folder, read_json(folder / OPTIONS), now, resume, {"output", "cache", "save_every"})
     elif (folder / "randslot.json").is_file() or (folder / "config.json").is_file():
-        raise UsageError(f"{folder} holds a model already: choose another output")
+        raise UsageError(f"{folder} already holds a model. Choose another output.")
     if (folder / RUN).is_file():
-        console.print(f"{folder} is finished already")
+        console.print(f"{folder} is already finished")
         return load(folder)
     queries = read_queries(options.queries)
     with in_one_line(f"write into output {folder}", UsageError):
@@ -96,7 +96,7 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
     try:
         place = Path(options.cache) if options.cache else folder / "teacher"
         teacher, vectors = teach(place, queries, options, console)
-        return StudentTraining(options, queries, teacher, vectors, console).go()
+        return StudentTraining(options, queries, teacher, vectors, console).run()
     except KeyboardInterrupt:
         console.print("stopped: --resume resumes it")
         raise
@@ -117,20 +117,20 @@ def read_queries(places: Sequence[str]) -> list[str]:
                 except UsageError as error:
                     raise RandSlotError(f"{place}: row {number}: {error}") from error
     if len(found) < 2:
-        raise UsageError(f"{', '.join(places)}: {len(found)} different queries are too few to learn from")
+        raise UsageError(f"{', '.join(places)}: too few distinct queries ({len(found)})")
     return list(found)
 
 
 def teach(
     folder: Path, queries: list[str], options: Distillation, console: Console
 ) -> tuple[Identity, NDArray[np.float16]]:
-    """Return the teacher and its vectors (N, K, D) of queries, computing those that the folder lacks."""
+    """Return the teacher and its vectors (N, K, D) of queries, computing those missing from the folder."""
     key = blake2b("\n".join(queries).encode(), digest_size=12).hexdigest()
     file, before = folder / VECTORS, None
     if (folder / TEACHER).is_file():
         about = read_json(folder / TEACHER)
         if about["queries"] != key:
-            raise UsageError(f"{folder} has vectors of other queries: choose another folder")
+            raise UsageError(f"{folder} has vectors of other queries. Choose another folder.")
         before = read_identity(about["teacher"])
         shape = len(queries), before.settings["query_vectors"], before.dimension
         is_own = before.name in (options.teacher, str(Path(options.teacher).resolve()))
@@ -141,17 +141,17 @@ def teach(
     reader = open_torch_model(options.teacher, trust_remote_code=trust or None)
     num, teacher = reader.num_vectors("query"), reader.identity
     if num is None:
-        raise UsageError(f"{teacher} has a vector for every token of a query: a student needs a fixed number")
+        raise UsageError(f"{teacher} has a vector for every token of a query, but a student needs a fixed number")
     if (own := find_teacher(reader)) is not None:
-        raise UsageError(f"{teacher} is a student itself: pass its teacher, {own}")
+        raise UsageError(f"{teacher} is a student itself. Pass its teacher, {own}.")
     teacher = replace(teacher, settings={**teacher.settings, "query_vectors": num})
     if before and (before.weights, before.settings) != (teacher.weights, teacher.settings):
-        raise UsageError(f"{folder} has vectors of {before}, not of {teacher}: choose another folder")
+        raise UsageError(f"{folder} has vectors of {before}, not of {teacher}. Choose another folder.")
     write_json(folder / TEACHER, {"queries": key, "teacher": teacher.as_dict()})
     row_bytes = 2 * num * teacher.dimension
     done = file.stat().st_size // row_bytes if file.is_file() else 0
     with file.open("ab") as output:
-        output.truncate(done * row_bytes)  # a kill may leave half a row
+        output.truncate(done * row_bytes)  # a killed run may leave half a row
         starts = range(done, len(queries), AT_ONCE)
         for start in track(starts, "teacher", console=console, disable=not console.is_terminal):
             vectors_BKD = np.stack(reader.embed_queries(queries[start : start + AT_ONCE]))
@@ -160,12 +160,12 @@ def teach(
             output.write((vectors_BKD / lengths).astype("<f2").tobytes())
             output.flush()
     del reader
-    gc.collect()  # its memory is for the student
+    gc.collect()  # free its memory for the student
     return teacher, np.memmap(file, np.float16, "r", shape=(len(queries), num, teacher.dimension))
 
 
 class StudentTraining:
-    """The training of a student. The seed decides the order of queries in each epoch."""
+    """One training run of a student. The seed determines the order of queries in each epoch."""
 
     def __init__(
         self,
@@ -199,12 +199,12 @@ class StudentTraining:
                 self.optimizer.load_state_dict(state["optimizer"])
                 self.step, self.cosines = state["step"], state["cosines"]
 
-    def go(self) -> RandSlotModel:
+    def run(self) -> RandSlotModel:
         """Train and save the student."""
         started, batch, every = time.perf_counter(), self.options.batch, self.options.save_every
         size = sum(parameter.numel() for parameter in self.student.parameters()) / 1e6
         self.console.print(
-            f"student {self.options.student}: {size:.1f} million weights, {len(self.learned):,} queries to learn, "
+            f"student {self.options.student}: {size:.1f} million weights, {len(self.learned):,} training queries, "
             f"{len(self.held_out):,} held out"
         )
         if self.step:
@@ -228,7 +228,7 @@ class StudentTraining:
         return self.student
 
     def order_queries(self, epoch: int) -> NDArray[np.int64]:
-        """Return the queries of an epoch in batches of similar length, to save padding; batches are shuffled."""
+        """Return the queries of an epoch in shuffled batches of similar length, to save padding."""
         dice, batch = np.random.default_rng([self.options.seed, epoch]), self.options.batch
         lengths = np.array([len(query) for query in self.queries])
         order = dice.permutation(self.learned)
@@ -241,7 +241,7 @@ class StudentTraining:
 
     def train_step(self, rows: NDArray[np.int64]) -> float:
         """Train on one batch and return its loss."""
-        warmup = min(50, self.num_steps // 2)  # linear, before a cosine decay to zero
+        warmup = min(50, self.num_steps // 2)  # linear warmup, before a cosine decay to zero
         if self.step < warmup:
             share_of_rate = (self.step + 1) / warmup
         else:
@@ -272,7 +272,7 @@ class StudentTraining:
 
     @torch.no_grad()
     def _end_epoch(self, epoch: int, cosine: float) -> None:
-        line = f"epoch {epoch + 1} of {self.options.epochs}: cosine {cosine:.4f} in its last batch"
+        line = f"epoch {epoch + 1} of {self.options.epochs}: cosine {cosine:.4f} in the last batch"
         if len(self.held_out):
             self.student.eval()
             parts = []

@@ -1,7 +1,7 @@
-"""Hard negatives for training pairs: pages that a search ranks high for a query, and that do not answer it.
+"""Mine hard negatives for training pairs: pages that rank high for a query but do not answer it.
 
-The search is that of a library of these pages: by words, by the vectors of its model, or by both. So any model can
-mine for any other. sentence-transformers' `mine_hard_negatives` compares one vector of a text, not MaxSim of pages.
+A library of the pages ranks them by words, by its model's vectors, or by both, so any model can mine for any other.
+sentence-transformers' `mine_hard_negatives` supports single-vector text models only, not MaxSim over pages.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ PagePlace = tuple[str, int]  # its file and its number
 class Mining:
     """How negatives are chosen from the hits of a query.
 
-    num: how many. first, last: the ranks to take them from. margin: a negative scores at most this share below the page
-    of the query, as others may answer it too; 0: no limit.
+    num: how many. first, last: the range of ranks. margin: skip hits that score within this share of the query's own
+    page, as they may answer it too; 0: no limit.
     """
 
     num: int = 4
@@ -37,7 +37,7 @@ class Mining:
     margin: float = 0.05
 
     def choose(self, hits: Sequence[Hit], positives: set[PagePlace]) -> list[Hit]:
-        """Return negatives from the hits of a query, best first; none if its own page is not found to compare with."""
+        """Return negatives from the hits of a query, best first; none if the query's own page is not among them."""
         own = [hit for hit in hits if (hit.source, hit.page) in positives]
         if self.margin and not own:
             return []
@@ -52,7 +52,7 @@ class Mining:
 
 
 def mine(pairs: Pairs, library: Library, mining: Mining, by: Any) -> list[dict[str, Any]]:
-    """Return a row for each query that has enough negatives: "query", "image", "negatives"; pages as paths.
+    """Return a row per query with enough negatives: "query", "image", "negatives"; pages as paths.
 
     by: "words", "vectors" or "both", as in a search.
 
@@ -64,11 +64,11 @@ def mine(pairs: Pairs, library: Library, mining: Mining, by: Any) -> list[dict[s
     for row in pairs.dataset:
         page = pairs.locate(row["page"])
         if isinstance(page, bytes) or pairs.texts:
-            raise UsageError(f"{pairs.name}: pages must be files, which a library can hold")
+            raise UsageError(f"{pairs.name}: pages must be files, so that a library can index them")
         file, number = find_page(str(page)) or (str(page), 1)
         place = os.path.realpath(file), number
         if place[0] not in known:
-            raise UsageError(f"{place[0]} is not in library {library.name}: randslot index adds it")
+            raise UsageError(f"{place[0]} is not in library {library.name}. Add it with randslot index.")
         for query in list_queries(row["query"]):
             asked.append((query, place))
             positives[query].add(place)
@@ -86,6 +86,6 @@ def mine(pairs: Pairs, library: Library, mining: Mining, by: Any) -> list[dict[s
 
 
 def name_page(source: str, number: int) -> str:
-    """Return the path of a page, with its number if its file has several."""
+    """Return the path of a page, with a page number if its file has several."""
     kind = KINDS.get(Path(source).suffix.lower())
     return f"{source}#page={number}" if kind and kind.has_pages else source
