@@ -231,7 +231,7 @@ def test_texts_train_and_are_searched_meanwhile(tmp_path):
 def test_a_row_without_text_is_bad(tmp_path):
     data = write_texts(tmp_path / "texts.jsonl", empty=True)
     pairs = load_pairs(str(data), "train", "query", "text", texts=True)
-    with pytest.raises(RandSlotError, match="row 9: no text; fix it"):
+    with pytest.raises(RandSlotError, match=r"row 9: no text\. Fix it"):
         drop_bad_rows(pairs, "stop")
     good, bad = drop_bad_rows(pairs, "skip")
     assert (len(good), bad) == (8, ["row 9: no text"])

@@ -42,11 +42,11 @@ class Mining:
         if self.margin and not own:
             return []
         twins = {hit.twin for hit in own} - {None}
-        most = (1 - self.margin) * max(hit.score for hit in own) if self.margin else float("inf")
+        max_score = (1 - self.margin) * max(hit.score for hit in own) if self.margin else float("inf")
         found = []
         for hit in hits[self.first - 1 : self.last]:
             is_own = (hit.source, hit.page) in positives or hit.twin in twins
-            if not is_own and hit.score <= most:
+            if not is_own and hit.score <= max_score:
                 found.append(hit)
         return found[: self.num]
 
