@@ -348,7 +348,7 @@ def test_what_is_missing_or_does_not_fit_is_refused(sets, results, tmp_path):
     for arguments in ([], [tmp_path], ["bogus", results], ["winners", ".", "--dim", 4]):
         run("analyse", *arguments, code=2)
     assert "2 or more, not 1" in run("analyse", "winners", results, "--vectors", 1, code=2)
-    assert "and 12 are needed" in run("analyse", "winners", results, "--vectors", 12, code=2)
+    assert "but needs 12" in run("analyse", "winners", results, "--vectors", 12, code=2)
     broken = shutil.copytree(results, tmp_path / "broken")
     shutil.rmtree(next((broken / "vectors").glob("*/page-zero*")))
     assert "vectors are missing from" in run("analyse", "winners", broken, code=1)
