@@ -242,7 +242,7 @@ def time_searches(source: Source, target: Target) -> dict[str, Any]:
         target.store.search([StoreQuery(np.asarray(query))], HITS, Where(), False)
         seconds.append(time.perf_counter() - start)
         cpu.append(cpu_of(target.pid) - begun)
-    # The first one reads from the disk. A server's clock has ticks of ten milliseconds, so the mean says more.
+    # The first one reads from disk. A server's CPU clock ticks every ten milliseconds, so use the mean.
     return {"search, ms": 1000 * statistics.median(seconds[1:]), "search, CPU ms": 1000 * statistics.mean(cpu[1:])}
 
 

@@ -4,7 +4,7 @@
     pip install bm25s                                 # the peer; FTS5 is in Python's SQLite
     python benchmarks/words.py speed                  # 10k and 100k pages
     python benchmarks/words.py shell                  # a search by words from the shell, everything included
-    python benchmarks/words.py index                  # CPU and disk that indexing takes, beside reading plain text
+    python benchmarks/words.py index                  # CPU and disk use of indexing, and of reading plain text
     python benchmarks/words.py search                 # ten hits with snippets and boxes, also over 100k pages
 
 All engines get the text that the library extracts from the files. Libraries are kept in --folder and reused.
