@@ -180,7 +180,7 @@ def main() -> None:
         return
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("no Chromium here: apt-get install chromium")
+        sys.exit("Chromium is not installed. Run apt-get install chromium")
     library = options.folder / "library"
     with randslot.Library(library) as opened:
         num = len(opened)

@@ -447,7 +447,7 @@ def main() -> None:
         return
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("no Chromium here: apt-get install chromium")
+        sys.exit("Chromium is not installed. Run apt-get install chromium")
     asked = json.loads((PACKAGE / "handbook.json").read_text(encoding="utf-8"))
     queries = options.queries or [one["question"] for one in asked]
     rows = []

@@ -168,7 +168,7 @@ class Layout:
         anchor = f"{file.stem.lower()}-{section}" if section else file.stem.lower()
         if anchor in self.anchors:
             return f"#{anchor}"
-        sys.exit(f"{chapter.file}: the link {href} leads nowhere")
+        sys.exit(f"{chapter.file}: broken link {href}")
 
     def _figure(self, image: Token, chapter: Chapter) -> Token:
         self.num_figures += 1
@@ -402,7 +402,7 @@ def main() -> None:
     parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("no Chromium here: apt-get install chromium")
+        sys.exit("Chromium is not installed. Run apt-get install chromium")
     pdf = make_handbook(chromium)
     if len(pdf) > MAX_BYTES:
         sys.exit(f"the handbook has {len(pdf):,} bytes, more than {MAX_BYTES:,}. Shrink an image.")
