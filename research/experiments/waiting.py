@@ -25,7 +25,7 @@ from record import keep, print_table
 
 import randslot
 from randslot.evaluation.profile import Protocol, page_size, synchronize
-from randslot.model.batching import ahead, in_groups
+from randslot.model.batching import batched, prefetch
 from randslot.model.model import RandSlotModel
 from randslot.model.preprocessing import Preprocessor
 from randslot.pages import open_page
@@ -51,7 +51,7 @@ def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int) -> dic
             prepare(file)
         alone = (time.perf_counter() - started) / max(protocol.warmup, 1)
         busy = 0.0
-        for number, group in enumerate(in_groups(ahead(prepare, files, depth=4 * batch), batch), 1):
+        for number, group in enumerate(batched(prefetch(prepare, files, depth=4 * batch), batch), 1):
             begun = time.perf_counter()
             model.embed_pages([page for _, page in group])
             synchronize()

@@ -28,7 +28,7 @@ from randslot.evaluation.metrics import ndcg_of_each
 from randslot.files import write_json
 from randslot.model.reader import narrow
 from randslot.training.data import load_pairs
-from randslot.training.distill import OPTIONS, Distillation, StudentTraining, read_queries, teach
+from randslot.training.distill import OPTIONS, Distillation, StudentTraining, encode_targets, read_queries
 from randslot.training.mine import Mining, mine
 from randslot.training.recipe import make_recipe
 from randslot.training.train import RUN, TrainingRun
@@ -142,7 +142,7 @@ def train_student(teacher: str, name: str, *, only_full: bool = False) -> randsl
     options = Distillation(teacher, LIGHT, (str(questions),), str(output), epochs=2, learning_rate=1e-3, save_every=0)
     queries, console = read_queries(options.queries), Console(stderr=True)
     write_json(output / OPTIONS, asdict(options))
-    identity, vectors = teach(output / "teacher", queries, options, console)
+    identity, vectors = encode_targets(output / "teacher", queries, options, console)
     if only_full:
         identity = replace(identity, settings={**identity.settings, "widths": ()})
     return StudentTraining(options, queries, identity, vectors, console).run()

@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 
 from ..errors import RandSlotError, UsageError, in_one_line
 from ..model import open_torch_model
-from ..model.batching import ahead, in_groups, return_freed_memory
+from ..model.batching import batched, prefetch, return_freed_memory
 from ..model.model import RandSlotModel
 from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
@@ -30,7 +30,7 @@ from ..pages import NoTextError, open_page, read_page_text
 from .cache import Judged, VectorCache, open_cache
 from .metrics import ndcg_of_each
 from .published import TASKS
-from .result_files import CUTS, Result, SubsetResult, average_queries, average_subsets, name_file
+from .result_files import CUTS, Result, SubsetResult, average_queries, average_subsets, result_path
 from .tasks import Pages, Subset, Task, content_key
 
 Caches = dict[Side, VectorCache]
@@ -124,7 +124,7 @@ class Evaluation:
             counts["page"] = self.windows * counts["page"] if counts["page"] else None
         budget = f"q{counts['query'] or 'all'}-p{counts['page'] or 'all'}"
         setting = f"{how}-{budget}-seed{settings.seed}-{weights[:8]}"
-        file = name_file(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
+        file = result_path(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
         result = Result(
             file=file,
             model=self.name,
@@ -177,7 +177,7 @@ class Evaluation:
         """Encode the queries that are not cached, and return all keys."""
         by_key = {content_key(text.encode()): text for text in texts}
         missing = [key for key in by_key if key not in cache]
-        for batch in in_groups(self.processes.share(missing, 4 * self.batch), 4 * self.batch):
+        for batch in batched(self.processes.share(missing, 4 * self.batch), 4 * self.batch):
             cache.add(batch, self.model.encode_query([by_key[key] for key in batch], batch_size=len(batch)))
         cache.flush()
         self.processes.join(None)
@@ -191,10 +191,10 @@ class Evaluation:
         size = 2 * self.batch  # collect two batches, to batch pages of similar length
         missing = self.processes.share(missing, size)
         failed = None
-        opened = ahead(lambda i: self._open(pages, i), missing, depth=2 * size)
+        opened = prefetch(lambda i: self._open(pages, i), missing, depth=2 * size)
         shown: dict[str, Any] = {"console": self.console, "transient": True, "disable": not self.console.is_terminal}
         try:
-            for group in in_groups(track(opened, what, len(missing), **shown), size):
+            for group in batched(track(opened, what, len(missing), **shown), size):
                 found = {keys[i]: page for i, page in group if page is not None}
                 cache.add(list(found), self._encode(list(found.values())))
                 return_freed_memory()

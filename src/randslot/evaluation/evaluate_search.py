@@ -28,7 +28,7 @@ from ..pages.ocr import find_engine
 from ..tables import Cell, Table
 from .compare import LEVEL, Scores, judge_tasks
 from .metrics import ndcg
-from .result_files import CUTS, LIBRARIES, Result, SubsetResult, average_queries, average_subsets, name_file
+from .result_files import CUTS, LIBRARIES, Result, SubsetResult, average_queries, average_subsets, result_path
 from .tasks import FolderTask, Pages, Subset, Task
 
 WORDS = "words"  # a search without a model, in tables
@@ -56,8 +56,8 @@ def evaluate_search(
         raise UsageError("--by both needs a model, and --by words takes none")
     pages = find_pages(task)
     reranker = open_reranker(rerank, seconds=math.inf) if rerank else None
-    with Library(place_library(task, output, model), model) as library:
-        fill_library(library, pages, tell)
+    with Library(library_path(task, output, model), model) as library:
+        index_set(library, pages, tell)
         status, binding = library.status(), library.binding
         subsets = {
             subset.name: search_library(library, subset, by, pages, reranker, group) for subset in task.subsets()
@@ -65,7 +65,7 @@ def evaluate_search(
     shown, label = name or model or WORDS, f"by {by}" + (f", reranked by {Path(rerank).name}" if rerank else "")
     label += ", documents" if group == "document" else ""
     result = Result(
-        file=name_file(output, shown, label, f"{task.benchmark}-{task.name}"),
+        file=result_path(output, shown, label, f"{task.benchmark}-{task.name}"),
         model=shown,
         weights=binding.weights if binding else WORDS,
         settings={"seed": 0, "by": by, "rerank": rerank, "language": status.language, "origins": dict(status.origins)},
@@ -94,13 +94,13 @@ def find_pages(task: Task) -> Path:
     return Path(task.dataset).resolve() / "pages"
 
 
-def place_library(task: Task, output: Path, model: str | None) -> Path:
+def library_path(task: Task, output: Path, model: str | None) -> Path:
     """Return the path of the library of a set and model."""
     key = blake2b(f"{find_pages(task)} {model}".encode(), digest_size=8).hexdigest()
     return output / LIBRARIES / f"{task.name}-{key}"
 
 
-def fill_library(library: Library, pages: Path, tell: Tell) -> None:
+def index_set(library: Library, pages: Path, tell: Tell) -> None:
     """Update a library with the pages of a set; run OCR on scans if an engine is installed."""
     tell(f"indexing {pages}")
     summary = library.add(pages)
@@ -193,7 +193,7 @@ def compare_models(
         encode_seconds: dict[Library, float] = {}
         for name in dict.fromkeys(models):
             library = stack.enter_context(_open_library(name, task, output, trust_remote_code))
-            fill_library(library, pages, tell)
+            index_set(library, pages, tell)
             label = Path(name).name or name
             candidates.append((label, "words" if name == WORDS else "vectors", library, None))
             if name != WORDS:
@@ -251,10 +251,10 @@ def evaluate_named(names: Sequence[str], task: Task, output: Path, trust_remote_
 def _open_library(name: str, task: Task, output: Path, trust_remote_code: bool) -> Library:
     """Open the library of a set for "words" or a model."""
     if name == WORDS:
-        return Library(place_library(task, output, None))
+        return Library(library_path(task, output, None))
     model, settings = read_named(name)
     opened = open_model(model, **settings, trust_remote_code=trust_remote_code or None) if settings else model
-    return Library(place_library(task, output, name), opened, trust_remote_code=trust_remote_code)
+    return Library(library_path(task, output, name), opened, trust_remote_code=trust_remote_code)
 
 
 def _measure_size(library: Library, by: By) -> tuple[float, int, int]:

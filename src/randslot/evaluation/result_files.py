@@ -124,7 +124,7 @@ def _read_cuts(values: dict[str, Any]) -> dict[int, float]:
     return {cut: float(values.pop(f"ndcg@{cut}")) for cut in CUTS}
 
 
-def name_file(output: Path, model: str, setting: str, task: str) -> Path:
+def result_path(output: Path, model: str, setting: str, task: str) -> Path:
     """Return the file of a result: MODEL/SETTING/TASK in the output folder."""
     file = output
     for name in (model, setting, f"{task}.json"):

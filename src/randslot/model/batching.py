@@ -23,7 +23,7 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def ahead(do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | None = None) -> Iterator[tuple[T, R]]:
+def prefetch(do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | None = None) -> Iterator[tuple[T, R]]:
     """Run `do` on each piece of work in threads, at most `depth` ahead of the consumer; yield both in order."""
     threads = threads or min(max((os.cpu_count() or 2) - 1, 1), 16)  # one core drives the model
     waiting: deque[tuple[T, Future[R]]] = deque()
@@ -41,7 +41,7 @@ def ahead(do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | No
                 future.cancel()
 
 
-def cut_by_positions(lengths: Sequence[int], max_positions: int) -> list[list[int]]:
+def batch_by_length(lengths: Sequence[int], max_positions: int) -> list[list[int]]:
     """Batch items by length: return indices in batches of at most `max_positions`, including padding."""
     batches: list[list[int]] = []
     longest = 0
@@ -58,7 +58,7 @@ def page_share(page: object) -> float:
     return max(min(getattr(page, "share", 1.0), 1.0), 0.125)
 
 
-def in_shares(items: Iterable[T], target: float, share: Callable[[T], float]) -> Iterator[list[T]]:
+def batch_by_share(items: Iterable[T], target: float, share: Callable[[T], float]) -> Iterator[list[T]]:
     """Yield batches of items, each until its shares reach `target`: many small items, or few large ones."""
     group: list[T] = []
     size = 0.0
@@ -72,6 +72,6 @@ def in_shares(items: Iterable[T], target: float, share: Callable[[T], float]) ->
         yield group
 
 
-def in_groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     """Yield batches of `size` items."""
-    return in_shares(items, size, lambda item: 1.0)
+    return batch_by_share(items, size, lambda item: 1.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .backbone import Backbone, build_backbone, list_shapes, load_backbone
-from .batching import cut_by_positions
+from .batching import batch_by_length
 from .checkpoint import ADAPTER_CONFIG, add_adapter, is_saved_model, merge_adapter
 from .encoder import SlotEncoder, load_encoder
 from .families import find_family
@@ -144,7 +144,7 @@ class RandSlotModel(MultiVectorEncoder):
         lengths = [page.features["input_ids"].shape[1] for page in pages]
         max_positions = max(batch * self.preprocessor.num_tokens, max(lengths))
         encoded: dict[int, Tensor] = {}
-        for numbers in cut_by_positions(lengths, max_positions):
+        for numbers in batch_by_length(lengths, max_positions):
             features = self.preprocessor.join_pages([pages[number] for number in numbers])
             with torch.inference_mode():
                 output = self(batch_to_device(features, self.device), task="document")

@@ -146,7 +146,7 @@ class RemoteEncoder(InputModule):
             )
         return rows
 
-    def give(self, found: list[Tensor]) -> dict[str, Tensor]:
+    def _make_output(self, found: list[Tensor]) -> dict[str, Tensor]:
         """Return vectors, cut to the width, as `token_embeddings` (B, K, D) and their `attention_mask` (B, K)."""
         mask = pad_sequence([torch.ones(len(rows), dtype=torch.long) for rows in found], batch_first=True)
         vectors = narrow_tensor(pad_sequence(found, batch_first=True), self.settings.width)
@@ -196,7 +196,7 @@ class ServiceEncoder(RemoteEncoder):
 
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
         num = self.settings.num_vectors(features["side"])
-        return self.give([rows[:num] for rows in self.ask_all(features["bodies"])])
+        return self._make_output([rows[:num] for rows in self.ask_all(features["bodies"])])
 
 
 class VllmEncoder(RemoteEncoder):
@@ -295,4 +295,4 @@ class VllmEncoder(RemoteEncoder):
                 f"{self.server.url} returned {min(found)} states: too few for {first} vectors, or not finite. "
                 "Does it run in float16?"
             )
-        return self.give([F.normalize(rows, dim=-1) for rows in kept])
+        return self._make_output([F.normalize(rows, dim=-1) for rows in kept])

@@ -257,11 +257,11 @@ def in_windows(window: int, order: int, dataset: Any, batch_size: int, drop_last
 
     A window of 1 keeps the order.
     """
-    dice = random.Random(order)
+    rng = random.Random(order)
     rows: list[int] = []
     for start in range(0, len(dataset), window):
         part = range(start, min(start + window, len(dataset)))
-        rows += dice.sample(part, len(part))
+        rows += rng.sample(part, len(part))
     return BatchSampler(rows, batch_size, drop_last)
 
 

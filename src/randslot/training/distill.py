@@ -95,7 +95,7 @@ def distill(options: Distillation, *, resume: bool = False) -> RandSlotModel:
         write_json(folder / OPTIONS, asdict(options))
     try:
         place = Path(options.cache) if options.cache else folder / "teacher"
-        teacher, vectors = teach(place, queries, options, console)
+        teacher, vectors = encode_targets(place, queries, options, console)
         return StudentTraining(options, queries, teacher, vectors, console).run()
     except KeyboardInterrupt:
         console.print("stopped: --resume resumes it")
@@ -121,7 +121,7 @@ def read_queries(places: Sequence[str]) -> list[str]:
     return list(found)
 
 
-def teach(
+def encode_targets(
     folder: Path, queries: list[str], options: Distillation, console: Console
 ) -> tuple[Identity, NDArray[np.float16]]:
     """Return the teacher and its vectors (N, K, D) of queries, computing those missing from the folder."""
@@ -133,8 +133,8 @@ def teach(
             raise UsageError(f"{folder} has vectors of other queries. Choose another folder.")
         before = read_identity(about["teacher"])
         shape = len(queries), before.settings["query_vectors"], before.dimension
-        is_own = before.name in (options.teacher, str(Path(options.teacher).resolve()))
-        if is_own and file.is_file() and file.stat().st_size == 2 * math.prod(shape):
+        is_same = before.name in (options.teacher, str(Path(options.teacher).resolve()))
+        if is_same and file.is_file() and file.stat().st_size == 2 * math.prod(shape):
             return before, np.memmap(file, np.float16, "r", shape=shape)
     console.print(f"encoding {len(queries):,} queries with {options.teacher}")
     trust = options.trust_remote_code and not is_url(options.teacher)
@@ -142,8 +142,8 @@ def teach(
     num, teacher = reader.num_vectors("query"), reader.identity
     if num is None:
         raise UsageError(f"{teacher} has a vector for every token of a query, but a student needs a fixed number")
-    if (own := find_teacher(reader)) is not None:
-        raise UsageError(f"{teacher} is a student itself. Pass its teacher, {own}.")
+    if (its_teacher := find_teacher(reader)) is not None:
+        raise UsageError(f"{teacher} is a student itself. Pass its teacher, {its_teacher}.")
     teacher = replace(teacher, settings={**teacher.settings, "query_vectors": num})
     if before and (before.weights, before.settings) != (teacher.weights, teacher.settings):
         raise UsageError(f"{folder} has vectors of {before}, not of {teacher}. Choose another folder.")
@@ -186,8 +186,8 @@ class StudentTraining:
         self.autocast = options.precision == "bf16-anywhere" or (options.precision == "bf16" and on_gpu)
         order = np.random.default_rng(options.seed).permutation(len(queries))
         num = min(max(round(options.validation * len(order)), 1), 1000) if options.validation else 0
-        self.held_out, self.learned = np.sort(order[:num]), np.sort(order[num:])
-        self.steps_per_epoch = math.ceil(len(self.learned) / options.batch)
+        self.held_out, self.training_rows = np.sort(order[:num]), np.sort(order[num:])
+        self.steps_per_epoch = math.ceil(len(self.training_rows) / options.batch)
         self.num_steps = options.epochs * self.steps_per_epoch
         self.step = 0
         self.cosines: list[float] = []  # on held-out queries, after each epoch
@@ -204,7 +204,7 @@ class StudentTraining:
         started, batch, every = time.perf_counter(), self.options.batch, self.options.save_every
         size = sum(parameter.numel() for parameter in self.student.parameters()) / 1e6
         self.console.print(
-            f"student {self.options.student}: {size:.1f} million weights, {len(self.learned):,} training queries, "
+            f"student {self.options.student}: {size:.1f} million weights, {len(self.training_rows):,} training queries, "
             f"{len(self.held_out):,} held out"
         )
         if self.step:
@@ -229,25 +229,25 @@ class StudentTraining:
 
     def order_queries(self, epoch: int) -> NDArray[np.int64]:
         """Return the queries of an epoch in shuffled batches of similar length, to save padding."""
-        dice, batch = np.random.default_rng([self.options.seed, epoch]), self.options.batch
+        rng, batch = np.random.default_rng([self.options.seed, epoch]), self.options.batch
         lengths = np.array([len(query) for query in self.queries])
-        order = dice.permutation(self.learned)
+        order = rng.permutation(self.training_rows)
         for start in range(0, len(order), 32 * batch):
             pool = order[start : start + 32 * batch]
             pool[:] = pool[np.argsort(lengths[pool], kind="stable")]
         num = len(order) // batch
         full = order[: num * batch].reshape(num, batch)
-        return np.concatenate([dice.permutation(full).ravel(), order[num * batch :]])
+        return np.concatenate([rng.permutation(full).ravel(), order[num * batch :]])
 
     def train_step(self, rows: NDArray[np.int64]) -> float:
         """Train on one batch and return its loss."""
         warmup = min(50, self.num_steps // 2)  # linear warmup, before a cosine decay to zero
         if self.step < warmup:
-            share_of_rate = (self.step + 1) / warmup
+            rate_factor = (self.step + 1) / warmup
         else:
-            share_of_rate = 0.5 + 0.5 * math.cos(math.pi * (self.step - warmup) / (self.num_steps - warmup))
+            rate_factor = 0.5 + 0.5 * math.cos(math.pi * (self.step - warmup) / (self.num_steps - warmup))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.options.learning_rate * share_of_rate
+            group["lr"] = self.options.learning_rate * rate_factor
         self.student.train()
         self.optimizer.zero_grad(set_to_none=True)
         loss = (1 - self.compare(rows, self.student.settings.widths)).mean()
@@ -265,9 +265,11 @@ class StudentTraining:
         device = self.student.device
         features = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in features.items()}
         with torch.autocast(device.type, torch.bfloat16) if self.autocast else nullcontext():
-            found = self.student(features)["token_embeddings"].float()
-        wanted = torch.from_numpy(self.vectors[rows].astype(np.float32)).to(device)
-        cosines = [F.cosine_similarity(found[..., :width], wanted[..., :width], dim=-1) for width in (None, *widths)]
+            predicted = self.student(features)["token_embeddings"].float()
+        targets = torch.from_numpy(self.vectors[rows].astype(np.float32)).to(device)
+        cosines = [
+            F.cosine_similarity(predicted[..., :width], targets[..., :width], dim=-1) for width in (None, *widths)
+        ]
         return torch.stack(cosines)
 
     @torch.no_grad()
@@ -285,14 +287,14 @@ class StudentTraining:
     def _finish(self, seconds: float) -> None:
         self.student.eval()
         self.student.model_card_data.trained_on = (
-            f"{self.step} steps of {self.options.batch} queries out of {len(self.learned):,}, by the cosine to the "
+            f"{self.step} steps of {self.options.batch} queries out of {len(self.training_rows):,}, by the cosine to the "
             f"vectors of its teacher; `{OPTIONS}` has every setting, `{RUN}` versions and time."
         )
         self.student.save_pretrained(str(self.folder))
         record = {
             "steps": self.step,
             "seconds_of_this_process": round(seconds, 1),
-            "queries": len(self.learned),
+            "queries": len(self.training_rows),
             "held_out": len(self.held_out),
             "cosines": self.cosines,
             "teacher": self.teacher.as_dict(),

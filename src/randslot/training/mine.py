@@ -59,7 +59,7 @@ def mine(pairs: Pairs, library: Library, mining: Mining, by: Any) -> list[dict[s
     Errors: UsageError for pages that are not files, or not in the library.
     """
     known = {file.source for file in library.files()}
-    asked: list[tuple[str, PagePlace]] = []
+    queries_and_places: list[tuple[str, PagePlace]] = []
     positives: dict[str, set[PagePlace]] = defaultdict(set)
     for row in pairs.dataset:
         page = pairs.locate(row["page"])
@@ -70,22 +70,22 @@ def mine(pairs: Pairs, library: Library, mining: Mining, by: Any) -> list[dict[s
         if place[0] not in known:
             raise UsageError(f"{place[0]} is not in library {library.name}. Add it with randslot index.")
         for query in list_queries(row["query"]):
-            asked.append((query, place))
+            queries_and_places.append((query, place))
             positives[query].add(place)
     rows = []
-    for start in range(0, len(asked), AT_ONCE):
-        some = asked[start : start + AT_ONCE]
-        queries = [query for query, _ in some]
+    for start in range(0, len(queries_and_places), AT_ONCE):
+        batch = queries_and_places[start : start + AT_ONCE]
+        queries = [query for query, _ in batch]
         found = library.search_all(queries, mining.last, by=by, exact=True, verbatim=True, rerank=False)
-        for (query, place), hits in zip(some, found, strict=True):
+        for (query, place), hits in zip(batch, found, strict=True):
             negatives = mining.choose(hits, positives[query])
             if len(negatives) == mining.num:
-                names = [name_page(hit.source, hit.page) for hit in negatives]
-                rows.append({"query": query, "image": name_page(*place), "negatives": names})
+                names = [page_path(hit.source, hit.page) for hit in negatives]
+                rows.append({"query": query, "image": page_path(*place), "negatives": names})
     return rows
 
 
-def name_page(source: str, number: int) -> str:
+def page_path(source: str, number: int) -> str:
     """Return the path of a page, with a page number if its file has several."""
     kind = KINDS.get(Path(source).suffix.lower())
     return f"{source}#page={number}" if kind and kind.has_pages else source

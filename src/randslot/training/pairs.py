@@ -60,7 +60,7 @@ class FoundPairs:
 def find_pairs(folder: Path, spans: int = 0, seed: int = 0) -> FoundPairs:
     """Make a pair per specific outline title of the PDFs in a folder, and per span (`spans` a page)."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".pdf" and path.is_file())
-    found, dice = FoundPairs(), random.Random(seed)
+    found, rng = FoundPairs(), random.Random(seed)
     titles: dict[tuple[str, str], None] = {}
     texts: dict[tuple[str, str], None] = {}
     for file in files:
@@ -70,7 +70,7 @@ def find_pairs(folder: Path, spans: int = 0, seed: int = 0) -> FoundPairs:
                 titles[title, f"{file.relative_to(folder)}#page={number}"] = None
             if not outline:
                 found.without_outline.append(str(file))
-            for span, number in read_spans(file, spans, dice) if spans else ():
+            for span, number in read_spans(file, spans, rng) if spans else ():
                 texts[span, f"{file.relative_to(folder)}#page={number}"] = None
         except (pdfium.PdfiumError, RandSlotError) as error:
             found.failed.append(f"{file}: {error}")
@@ -102,24 +102,24 @@ def is_useful(title: str) -> bool:
     return len(title) >= 4 and not is_generic and re.search(r"[^\W\d_]{3}", title) is not None
 
 
-def read_spans(file: Path, num: int, dice: random.Random) -> Iterator[tuple[str, int]]:
+def read_spans(file: Path, num: int, rng: random.Random) -> Iterator[tuple[str, int]]:
     """Yield `num` spans of each page of a PDF with the page number."""
     kept = OpenPdf()
     try:
         for number in range(1, num_pages(file) + 1):
-            for span in cut_spans(read_file_text(file, number, kept).text, num, dice):
+            for span in cut_spans(read_file_text(file, number, kept).text, num, rng):
                 yield span, number
     finally:
         kept.close()
 
 
-def cut_spans(text: str, num: int, dice: random.Random) -> list[str]:
+def cut_spans(text: str, num: int, rng: random.Random) -> list[str]:
     """Return `num` random spans of two to eight consecutive words; none for a text without words."""
     words = text.split()
     spans = []
     for _ in range(num if words else 0):
-        length = dice.randint(2, 8)
-        first = dice.randrange(max(len(words) - length, 0) + 1)
+        length = rng.randint(2, 8)
+        first = rng.randrange(max(len(words) - length, 0) + 1)
         spans.append(" ".join(words[first : first + length]))
     return spans
 
