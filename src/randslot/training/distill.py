@@ -204,8 +204,8 @@ class StudentTraining:
         started, batch, every = time.perf_counter(), self.options.batch, self.options.save_every
         size = sum(parameter.numel() for parameter in self.student.parameters()) / 1e6
         self.console.print(
-            f"student {self.options.student}: {size:.1f} million weights, {len(self.training_rows):,} training queries, "
-            f"{len(self.held_out):,} held out"
+            f"student {self.options.student}: {size:.1f} million weights, {len(self.training_rows):,} training "
+            f"queries, {len(self.held_out):,} held out"
         )
         if self.step:
             self.console.print(f"resuming from step {self.step} of {self.num_steps}")
@@ -287,8 +287,8 @@ class StudentTraining:
     def _finish(self, seconds: float) -> None:
         self.student.eval()
         self.student.model_card_data.trained_on = (
-            f"{self.step} steps of {self.options.batch} queries out of {len(self.training_rows):,}, by the cosine to the "
-            f"vectors of its teacher; `{OPTIONS}` has every setting, `{RUN}` versions and time."
+            f"{self.step} steps of {self.options.batch} queries out of {len(self.training_rows):,}, by the cosine to "
+            f"the vectors of its teacher; `{OPTIONS}` has every setting, `{RUN}` versions and time."
         )
         self.student.save_pretrained(str(self.folder))
         record = {
