@@ -110,7 +110,7 @@ def read_runs(folders: Sequence[Path], *, any_model: bool = False) -> list[Cache
         if result.vectors:  # a search has none
             groups[result.benchmark][key].append(result)
     if not groups:
-        raise UsageError("these results are of searches, which have no cached vectors. Evaluate a model.")
+        raise UsageError("these results come from searches, which cache no vectors. Evaluate a model.")
     runs = []
     for by_key in groups.values():
         names = name_runs(list(by_key))

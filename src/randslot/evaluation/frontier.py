@@ -87,21 +87,21 @@ def _score_subset(subset: CachedSubset, unit: bool) -> dict[Cut, tuple[float, fl
         pages_PKD = torch.stack([torch.cat([page, page[:1].expand(longest - len(page), -1)]) for page in block])
         end = start + len(block)
         for width in widths:
-            asked = torch.from_numpy(narrow(queries_QKD.numpy(), width, unit=unit))
+            narrow_queries = torch.from_numpy(narrow(queries_QKD.numpy(), width, unit=unit))
             cut_PKD = torch.from_numpy(narrow(pages_PKD.numpy(), width, unit=unit))
             for storage in STORAGE:
-                found = _compare(asked, store(cut_PKD, storage), nums)
+                found = _compare(narrow_queries, quantise(cut_PKD, storage), nums)
                 for num, scores_QP in found.items():
                     scores[Cut(num, width, storage)][:, start:end] = scores_QP
         start = end
-    found_at = {}
+    quality = {}
     for cut, scores_QP in scores.items():
         each = ndcg_of_each(scores_QP.numpy(), subset.judged.page_ids, subset.judged.grades, 5)
-        found_at[cut] = mean(each), mean(min(cut.num, count) for count in counts)
-    return found_at
+        quality[cut] = mean(each), mean(min(cut.num, count) for count in counts)
+    return quality
 
 
-def store(vectors: Tensor, storage: str) -> Tensor:
+def quantise(vectors: Tensor, storage: str) -> Tensor:
     """Quantise and dequantise vectors as a store does: int8 scaled by each vector's maximum, 1-bit by sign."""
     if storage == "fp16":
         return vectors.half().float()

@@ -211,10 +211,10 @@ def _list_scores(results: Iterable[Result]) -> Table:
             own = _own_rows(same, cut)
             tasks = _list_tasks(benchmark, own)
             for row in [*own, *_published_rows(benchmark, cut)]:
-                who = [benchmark, f"nDCG@{cut}", row.method, row.vectors]
+                key = [benchmark, f"nDCG@{cut}", row.method, row.vectors]
                 for task, score in row.scores.items():
-                    rows.append([*who, row.source, task, *score])
+                    rows.append([*key, row.source, task, *score])
                 if row.scores.keys() >= set(tasks):
-                    rows.append([*who, f"{row.source} ({row.note})" if row.note else row.source, "avg", *row.average])
+                    rows.append([*key, f"{row.source} ({row.note})" if row.note else row.source, "avg", *row.average])
     heads = ["benchmark", "metric", "method", "vectors", "source", "task", "mean", "deviation", "runs"]
     return Table("scores", heads, rows)

@@ -48,7 +48,7 @@ MTEB_NAMES = {
 
 
 def content_key(*parts: bytes) -> str:
-    """Return the hash of a content."""
+    """Return a hash of content."""
     digest = blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -75,7 +75,7 @@ class DatasetPages:
 
 
 class FolderPages:
-    """The pages below a folder: each image, and each page of each PDF, named by its path."""
+    """The pages in a folder: each image, and each page of each PDF, named by its path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
