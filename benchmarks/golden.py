@@ -1,11 +1,11 @@
-"""Write down what the package computes, bit for bit, so that a change of the code can be compared with what was before.
+"""Record what the package computes, bit for bit, to compare a code change with the version before.
 
     python benchmarks/golden.py before.json        # on the old code
     python benchmarks/golden.py after.json         # on the new code, on the same machine
     python benchmarks/golden.py before.json after.json
 
 Vectors of every strategy of both families and of the embedded model, losses of ten training steps, evaluation rows, the
-files of saved and exported models, and what a library finds. It uses public names only.
+files of saved and exported models, and hits of a library. It uses the public API only.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def hash_vectors(vectors: list[torch.Tensor]) -> str:
 
 
 def hash_folder(folder: Path) -> dict[str, str]:
-    """Hash every file but those that hold times or paths of this run."""
+    """Hash every file except those with times or paths of this run."""
     found = {}
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
@@ -147,7 +147,7 @@ def losses(golden: dict[str, Any], folder: Path) -> None:
         output = folder / name.replace(" ", "-")
         recipe = base | changes | {"output": str(output)}
         if name == "reading":
-            Pretraining(make_recipe(recipe), resume=False).go()
+            Pretraining(make_recipe(recipe), resume=False).run()
         else:
             randslot.train(recipe)
         lines = (output / "losses.csv").read_text().splitlines()

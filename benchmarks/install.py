@@ -1,8 +1,8 @@
-"""What an install takes on disk: the package alone, with extras, and with torch as the package index gives it.
+"""Measure the disk use of an install: the bare package, with extras, and with the default torch of the package index.
 
-    python benchmarks/install.py                 # fetches gigabytes: the last row has torch with CUDA, on Linux
+    python benchmarks/install.py                 # downloads gigabytes: the last row has torch with CUDA, on Linux
 
-Each row is a fresh environment; what an empty one has already (pip) is not counted.
+Each row is a fresh environment; an empty one (pip) is not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from record import keep, print_table
 
 ROOT = Path(__file__).resolve().parent.parent
-INSTALLS = (  # extras, and whether versions are pinned, among them a torch without CUDA
+INSTALLS = (  # extras, and whether versions are pinned, including a torch without CUDA
     ("", True),
     ("serve,ocr,mcp,qdrant", True),
     ("model", True),
@@ -27,7 +27,7 @@ INSTALLS = (  # extras, and whether versions are pinned, among them a torch with
 
 
 def measure(extras: str, pinned: bool, folder: Path) -> dict[str, Any]:
-    """Install the package with some extras into an environment of its own; return how large that is."""
+    """Install the package with extras into a fresh environment; return its size."""
     venv.create(folder, with_pip=True)
     python = str(folder / "bin" / "python")
     before, empty = count_bytes(folder), list_packages(python).keys()
@@ -49,12 +49,12 @@ def measure(extras: str, pinned: bool, folder: Path) -> dict[str, Any]:
 
 
 def count_bytes(folder: Path) -> int:
-    """Return what the files below a folder hold; links are not followed."""
+    """Return the total bytes of the files in a folder, without following links."""
     return sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
 
 
 def list_packages(python: str) -> dict[str, str]:
-    """Return the packages of an environment, and their versions."""
+    """Return the packages of an environment and their versions."""
     command = [python, "-m", "pip", "list", "--format", "json", "--disable-pip-version-check"]
     listed = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return {one["name"]: one["version"] for one in listed}

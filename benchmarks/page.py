@@ -1,14 +1,14 @@
-"""How the page feels in a browser: from a key to hits, from a click to a readable page, its weight, and axe's findings.
+"""Measure the web page in a browser: latency from key to hits and from click to page, its size, and axe's findings.
 
     python benchmarks/page.py make                        # a library of 100,000 pages: minutes
     python benchmarks/page.py measure --axe data/page/axe.min.js    # from `npm pack axe-core`
 
-`make` indexes documents by their words, and stores their pages again, under other names and with a word more each,
-until there are enough. Links lead to the same files, so that all of them can be drawn; where words stand is stored, as
-for scans. The library is kept in --folder.
+`make` indexes documents by words, and stores copies of their pages under other names, each with an extra word, until
+there are enough. Links lead to the same files, so that all pages render; word boxes are stored, as for scans. The
+library is kept in --folder.
 
-`measure` serves it. Times are medians over the queries, in a browser with nothing in its cache, after one query that
-does not count; "load" is that of the machine, in the minute before.
+`measure` serves it. Times are medians over the queries, in a browser with a cold cache, after one warmup query; "load"
+is the machine's one-minute load average.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SIZES = {"wide": (1440, 900), "phone": (390, 844)}
 
 
 def make_library(documents: Path, num_pages: int, folder: Path) -> None:
-    """Index documents, and store their pages again under other names until there are enough."""
+    """Index documents, and store copies of their pages under other names until there are enough."""
     shutil.rmtree(folder / "library", ignore_errors=True)
     with randslot.Library(folder / "library") as library:
         library.add(documents)
@@ -71,7 +71,7 @@ def _add_boxes(page: Any, text: Any) -> Any:
 
 
 def _rename(page: Any, file: str, copy: int) -> Any:
-    """Return a page of another file, with a word more so that it is no twin."""
+    """Return a copy of a page in another file, with an extra word so that it is not a duplicate."""
     if not page.text:
         return replace(page, file=file)
     text, boxes = f"{page.text.text}\ncopy{copy}", page.text.boxes and page.text.boxes + pack_boxes([0, 0, 0, 0])
@@ -79,7 +79,7 @@ def _rename(page: Any, file: str, copy: int) -> Any:
 
 
 def measure(page: Page, address: str, query: str) -> dict[str, float]:
-    """Return how long one waits at each step of a search, in milliseconds."""
+    """Return the latency of each step of a search, in milliseconds."""
     took: dict[str, float] = {}
 
     def step(name: str, selector: str) -> None:
@@ -106,7 +106,7 @@ def measure(page: Page, address: str, query: str) -> dict[str, float]:
 
 
 def weigh(browser: Browser, address: str, query: str) -> dict[str, Any]:
-    """Return what a browser loads for the hits of a search, in kilobytes."""
+    """Return the kilobytes that a browser loads for the hits of a search."""
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page: Any = context.new_page()
     sizes: dict[str, int] = defaultdict(int)
@@ -127,7 +127,7 @@ def weigh(browser: Browser, address: str, query: str) -> dict[str, Any]:
 
 
 def check_access(browser: Browser, address: str, query: str, axe: str) -> list[dict[str, Any]]:
-    """Return how many findings axe has in each view, and their rules."""
+    """Return the number of axe's findings in each view, and their rules."""
     rows = []
     for name, (width, height) in SIZES.items():
         for scheme in ("light", "dark"):
@@ -152,7 +152,7 @@ def check_access(browser: Browser, address: str, query: str, axe: str) -> list[d
 
 
 def measure_all(browser: Browser, address: str, num: int) -> list[dict[str, Any]]:
-    """Return rows of times and of weight."""
+    """Return rows of times and sizes."""
     took: dict[str, list[float]] = defaultdict(list)
     for query in (QUERIES[0], *QUERIES):
         context = browser.new_context(viewport={"width": 1440, "height": 900})
@@ -180,7 +180,7 @@ def main() -> None:
         return
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("no Chromium here: apt-get install chromium")
+        sys.exit("Chromium is not installed. Run apt-get install chromium")
     library = options.folder / "library"
     with randslot.Library(library) as opened:
         num = len(opened)

@@ -1,20 +1,20 @@
-"""Search by words beside other engines, on the same folder of PDFs: from files to the first hit, and how good it is.
+"""Compare keyword search with other engines on the same PDFs: cost from files to the first hit, and quality.
 
     python -m research.manuals data/manuals
     python -m research.shelf data/shelf
     pip install bm25s tantivy                    # SQLite's FTS5 is in Python
-    apt-get install recollcmd pdfgrep            # where there are such packages; left out elsewhere
+    apt-get install recollcmd pdfgrep            # optional: skipped if missing
     python benchmarks/peers.py                   # on the development halves
-    python benchmarks/peers.py --half test       # on the test halves, which nothing was chosen by
+    python benchmarks/peers.py --half test       # on the held-out test halves
 
-Every engine builds its index in a process of its own, and answers in another. FTS5, bm25s and tantivy get the plain
-text of every page from pypdfium2, as a script of twenty lines would do it: no boxes of words, no headings, no language.
-Recoll reads files by itself and ranks whole documents. pdfgrep has no index and no ranking. No engine reads scans here.
+Every engine builds its index in one process, and is queried in another. FTS5, bm25s and tantivy get the plain text of
+every page from pypdfium2, as from a twenty-line script: no word boxes, headings or language. Recoll reads files itself
+and ranks whole documents. pdfgrep has neither index nor ranking. No engine uses OCR here.
 
-Times are of the CPU, since the machine may be shared; those of a build count all processes. Memory is the highest sum
-of the proportional set sizes of these processes, looked at twice a second. `first hit` is a whole process: start,
-import, open, one question (the best of three). `p50` and `p95` are of all questions in one open process, ten hits each,
-after ten that warm up; recoll starts a process for each. `hits have` says what else an engine returns then.
+Times are CPU times, since the machine may be shared; those of a build include all processes. Memory is the peak sum of
+their proportional set sizes, sampled twice a second. `first hit` is a whole process: start, import, open, one query
+(the best of three). `p50` and `p95` are over all questions in one open process, ten hits each, after ten warmup
+queries; recoll starts a process per query. `hits have` lists what else an engine returns.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-# What a step does not need is not imported at the top: its time would count.
+# Import lazily: import time counts.
 
 HITS = 10
 SETS = {"manuals": Path("data/manuals"), "shelf": Path("data/shelf")}
@@ -47,11 +47,11 @@ HAVE = {
     "recoll": "documents",
     "pdfgrep": "lines, not ranked",
 }
-Ask = Callable[[str, int], list[str]]  # from a question and a number of hits to names of pages, best first
+Ask = Callable[[str, int], list[str]]  # (question, number of hits) -> page names, best first
 
 
 def read_pages(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and the plain text of every page."""
+    """Yield the name and plain text of every page."""
     import pypdfium2
 
     for file in sorted(folder.rglob("*.pdf")):
@@ -213,7 +213,7 @@ def is_here(engine: str) -> bool:
 
 
 def count_cpu(*who: int) -> float:
-    """Return the CPU seconds of this process, of all that it has waited for, or of both."""
+    """Return the CPU seconds of this process, of its finished children, or of both."""
     total = 0.0
     for one in who:
         used = resource.getrusage(one)
@@ -222,7 +222,7 @@ def count_cpu(*who: int) -> float:
 
 
 def watch(command: list[str]) -> tuple[float, float]:
-    """Run a command; return the CPU seconds and the most megabytes of all its processes."""
+    """Run a command; return the CPU seconds and peak megabytes of all its processes."""
     import psutil
 
     before, most = count_cpu(resource.RUSAGE_CHILDREN), 0.0
@@ -242,7 +242,7 @@ def watch(command: list[str]) -> tuple[float, float]:
 
 
 def ask_all(engine: str, data: Path, folder: Path) -> dict[str, Any]:
-    """Ask all questions of a set; return the CPU milliseconds of each, and quality over pages and over documents."""
+    """Run all questions of a set; return the CPU milliseconds of each, and quality over pages and documents."""
     from randslot.evaluation.metrics import ndcg
 
     pages = (data / "pages").resolve()
@@ -278,7 +278,7 @@ def ask_all(engine: str, data: Path, folder: Path) -> dict[str, Any]:
 
 
 def measure(engine: str, name: str, data: Path, folder: Path) -> dict[str, Any]:
-    """Build, open and ask one engine, each in a process of its own."""
+    """Build, open and query one engine, each in a separate process."""
     columns = ["index s", "memory MB", "disk MB", "first hit s", "p50 ms", "p95 ms", "nDCG@5", "nDCG@5 of documents"]
     row: dict[str, Any] = {"set": name, "engine": engine, **dict.fromkeys(columns)}
     script = [sys.executable, str(Path(__file__).resolve())]
@@ -294,7 +294,7 @@ def measure(engine: str, name: str, data: Path, folder: Path) -> dict[str, Any]:
 
 
 def measure_all(engines: list[str], sets: list[str], half: str) -> None:
-    """Measure some engines on a half of some sets; rows of others are kept."""
+    """Measure engines on one half of each set; keep the rows of other engines."""
     from record import keep, print_table, read_rows
 
     rows: list[dict[str, Any]] = []

@@ -1,12 +1,12 @@
-"""The small reader beside words, as a library searches with it, on the test half of the manuals.
+"""Compare the small reader with keyword search, as libraries use it, on the test half of the manuals.
 
     python -m research.manuals data/manuals
     pip install "randslot[reader]"
     RANDSLOT_OCR=none python benchmarks/reader.py
 
-The half is asked twice: as it is, and with 310 more questions, translations of its own into other languages
-(reader_questions.jsonl). The library is kept in --folder, so a stopped run resumes. Which model it is, how many windows
-a page has and how ranks are combined was chosen on the other half: `python -m research.experiments.readers`.
+The half is evaluated twice: as it is, and with 310 translations of its questions into other languages
+(reader_questions.jsonl). The library is kept in --folder, so a stopped run resumes. The model, the number of windows
+and the fusion of ranks were chosen on the other half: `python -m research.experiments.readers`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DRAWS = 10_000
 
 
 def list_asked(half: Half, file: Path | None) -> list[Question]:
-    """Return the questions of a half, and after them those of a file about the same pages."""
+    """Return the questions of a half, then those of a file about the same pages."""
     asked = list(half.questions)
     if file is None:
         return asked
@@ -55,7 +55,7 @@ def list_asked(half: Half, file: Path | None) -> list[Question]:
 
 @dataclass(frozen=True)
 class Gains:
-    """nDCG@5 of every question by one search, and by words; in points."""
+    """nDCG@5 of every question by one search and by words, in points."""
 
     asked: Sequence[Question]
     own: Array
@@ -79,14 +79,14 @@ class Gains:
         return np.array([one.language in languages for one in self.asked])
 
     def judge(self, groups: Sequence[Sequence[str]] | None = None) -> dict[str, Any]:
-        """Return the difference to words, with its interval over questions; groups of languages are counted alike."""
+        """Return the difference from words, with its interval over questions; language groups are weighted equally."""
         found = [self.find(group) for group in groups or [[language] for language in self.languages]]
         parts = [self.own[at] - self.words[at] for at in found]
         difference, low, high, verdict = judge_tasks({"set": parts})["set"]
         return {"minus words": difference, "from": low, "to": high, "verdict": verdict}
 
     def judge_together(self) -> dict[str, Any]:
-        """Return the same, but a question is drawn together with its translations, which depend on each other."""
+        """Return the same, resampling a question together with its translations, which are not independent."""
         known: dict[Any, int] = {}  # translations have the grades of the question
         origin = np.array([known.setdefault(tuple(sorted(one.grades.items())), len(known)) for one in self.asked])
         random = np.random.default_rng(42)
@@ -109,7 +109,7 @@ def compare(asked: Sequence[Question], ranked: Ranked, words: Ranked) -> Gains:
 
 
 def measure_test(half: Half, pages: Path, folder: Path) -> list[dict[str, Any]]:
-    """Return rows for the chosen reader as a library searches with it: for the own questions, then with more."""
+    """Return rows for the chosen reader, as libraries use it: for the original questions, then with translations."""
     rows = []
     with Library(folder / f"reader-{half.name}", NAME) as library:
         library.add(pages, workers=1)
@@ -127,7 +127,7 @@ def search(library: Library, one: Question, by: By) -> list[str]:
 
 
 def measure_speed(half: Half) -> list[dict[str, Any]]:
-    """Return how many pages and questions the chosen reader encodes in a second of one core's time."""
+    """Return the pages and questions that the chosen reader encodes per CPU second."""
     reader = UseReader()
     texts = [page.text for page in half.pages.values() if page.text.strip()][::10]
     reader.embed_pages(texts[:1])  # loads and warms up
@@ -144,7 +144,7 @@ def measure_speed(half: Half) -> list[dict[str, Any]]:
 
 
 def list_gains(questions: str, search: str, gains: Gains) -> list[dict[str, Any]]:
-    """Return a row for each language, and for means over them."""
+    """Return a row per language, and means over languages."""
     each = [[language] for language in gains.languages]
     three = [["en"], ["es"], [language for language in gains.languages if "-on-" in language]]
     judged = {language: ([[language]], gains.judge([[language]])) for language in gains.languages}
@@ -165,7 +165,7 @@ def list_gains(questions: str, search: str, gains: Gains) -> list[dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
-    parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
+    parser.add_argument("--folder", type=Path, default=Path("data/words"), help="cache folder")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Shared by benchmarks and experiments: time several ways in one run, print tables, keep rows with what made them."""
+"""Shared by benchmarks and experiments: time alternatives in one run, print tables, write rows and their provenance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ sys.path += [str(ROOT), str(ROOT / "tests")]  # benchmarks use research/ and tes
 
 
 def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Time each way `repeats` times, in turns so that a busy moment hits all of them; return median seconds."""
+    """Time each way `repeats` times, interleaved so that load affects all alike; return median seconds."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         for name, way in ways.items():
@@ -34,13 +34,13 @@ def time_ways(ways: dict[str, Callable[[], object]], repeats: int) -> dict[str, 
             way()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
-            if repeat:  # the first round warms up
+            if repeat:  # warmup round
                 seconds[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def time_command(command: Sequence[str], repeats: int = 5) -> dict[str, Any]:
-    """Run Python with some arguments once more than `repeats`; return the times of all runs but the first."""
+    """Run Python with arguments `repeats` times after a warmup; return the times."""
     wall, cpu = [], []
     for _ in range(repeats + 1):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -58,14 +58,14 @@ def time_command(command: Sequence[str], repeats: int = 5) -> dict[str, Any]:
 
 
 def check_found(command: Sequence[str]) -> None:
-    """Stop if a search finds nothing: its time would say nothing."""
+    """Exit if a search finds nothing: its time would be meaningless."""
     answer = subprocess.run([sys.executable, *command, "--json"], check=True, capture_output=True, text=True)
     if not json.loads(answer.stdout):
         sys.exit(f"nothing is found by {command}")
 
 
 def list_heavy(command: Sequence[str]) -> str:
-    """Return which heavy packages a command imports."""
+    """Return the heavy packages that a command imports."""
     heavy = {"torch", "transformers", "sentence_transformers", "sklearn", "scipy", "pandas", "pyarrow", "sympy", "peft"}
     heavy |= {"datasets", "accelerate", "torchvision", "matplotlib", "onnxruntime", "cv2"}
     found = {module.split(".")[0] for module in _read_import_times(command)}
@@ -73,9 +73,9 @@ def list_heavy(command: Sequence[str]) -> str:
 
 
 def list_imports(command: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the five packages whose modules take longest to import, without what these import in turn.
+    """Return the five packages that take longest to import, by the self time of their modules.
 
-    The time of a module is its best of five runs, since a busy machine stops some of them midway.
+    The time of a module is the best of five runs, to reduce noise.
     """
     runs = [_read_import_times(command) for _ in range(5)]
     spent: dict[str, float] = {}
@@ -88,7 +88,7 @@ def list_imports(command: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def _read_import_times(command: Sequence[str]) -> dict[str, int]:
-    """Return the microseconds that a command spends in each module that it imports."""
+    """Return the self time in microseconds of each module that a command imports."""
     words = [sys.executable, "-X", "importtime", *command]
     answer = subprocess.run(words, check=True, capture_output=True, text=True)
     lines = re.findall(r"^import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)$", answer.stderr, re.MULTILINE)
@@ -96,7 +96,7 @@ def _read_import_times(command: Sequence[str]) -> dict[str, int]:
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
-    """Print rows as Markdown, a table for each set of columns."""
+    """Print rows as Markdown, one table per set of columns."""
     for heads in dict.fromkeys(tuple(row) for row in rows):
         print("| " + " | ".join(heads) + " |")
         print("| " + " | ".join("---" for _ in heads) + " |")
@@ -113,13 +113,13 @@ def _show(value: Any) -> str:
 
 
 def read_rows(name: str) -> list[dict[str, Any]]:
-    """Return the rows of results/NAME.json; none if there is no such file."""
+    """Return the rows of results/NAME.json; none if the file does not exist."""
     file = RESULTS / f"{name}.json"
     return list(json.loads(file.read_text(encoding="utf-8"))["rows"]) if file.exists() else []
 
 
 def keep(name: str, rows: list[dict[str, Any]]) -> None:
-    """Write rows to results/NAME.json with the command, commit and machine that made them."""
+    """Write rows to results/NAME.json with the command, commit and machine that produced them."""
     script = Path(sys.argv[0]).resolve().relative_to(ROOT)
     if script.parts[0] == "research":
         command = ["python", "-m", ".".join(script.with_suffix("").parts)]

@@ -1,16 +1,16 @@
-"""Very many pages: hand them to a server, load them into a folder or a server, and search them by sketches.
+"""Measure millions of pages: send them to a server, load them into a folder or server, and search by sketches.
 
-    python benchmarks/scale.py hand                  # to a server that does nothing, and to a real one
+    python benchmarks/scale.py hand                  # to a no-op server, and to a real one
     python benchmarks/scale.py load --folder FOLDER --to folder --pages 1000000
     python benchmarks/scale.py sketches --folder FOLDER --to server --pages 10000 100000 1000000
 
-FOLDER has the fit that research.mixture makes: pages are drawn from it.
+FOLDER has a mixture fitted by research.mixture: pages are sampled from it.
 
-hand: what handing over takes of our own processor, without a server's part in it.
-load: as a library does it. Memory is looked at after each tenth: that of this process should not grow with the pages.
-sketches: a search by sketches beside one that compares all pages. Sketches are fitted to lines of real pages, and
-recall is measured on other, real questions, against an exact search of the same store. Times are those of the
-processor, one thread. Rows that are in results/sketches.json already are not run again.
+hand: our own CPU time of sending pages, without the server's.
+load: as a library does it. Memory is sampled after each tenth: this process should not grow with the pages.
+sketches: compare a search by sketches with one that scans all pages. Sketches are fitted to lines of real pages, and
+recall is measured on held-out real questions, against an exact search of the same store. Times are CPU times of one
+thread. Rows already in results/sketches.json are skipped.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from support.qdrant_nodes import find_program, running
 
 FILE_PAGES = 100  # of a file
 HITS = 5
-FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # which files a search looks at: one in so many
+FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # filters: every n-th file
 
 
 def cpu_of(pid: int | None) -> float:
-    """Return the processor time of a process; without a number, of this one."""
+    """Return the CPU time of a process, by default this one."""
     if pid is None:
         return time.process_time()
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -66,7 +66,7 @@ def cpu_of(pid: int | None) -> float:
 
 
 class Sink(grpc.GenericRpcHandler):
-    """Answers every request without looking into it."""
+    """Answers every request without reading it."""
 
     def service(self, details: Any) -> Any:
         done = q.PointsOperationResponse(result=q.UpdateResult(status=q.UpdateStatus.Completed))
@@ -81,7 +81,7 @@ def make_pages(vectors: int, dim: int, num: int) -> list[StoredPage]:
 
 
 def measure_sink(port: int, vectors: int, dim: int, num: int) -> dict[str, Any]:
-    """Send generated pages, and return the processor time that a page takes: the load of others does not change it."""
+    """Send generated pages, and return the CPU time per page, which does not depend on other load."""
     pages = make_pages(vectors, dim, num)
     connection = connect(Address("127.0.0.1", "pages", port))
     start = time.process_time()
@@ -102,7 +102,7 @@ def measure_sink(port: int, vectors: int, dim: int, num: int) -> dict[str, Any]:
 
 
 def measure_server(vectors: int, dim: int, num: int) -> dict[str, Any]:
-    """Store generated pages on a real server of one process; return what a page takes of both processors."""
+    """Store generated pages on a real single-process server; return the CPU time per page of client and server."""
     pages = make_pages(vectors, dim, num)
     with running() as (node,):
         connection = connect(read_address(f"{node.url}/pages"))
@@ -126,7 +126,7 @@ def measure_server(vectors: int, dim: int, num: int) -> dict[str, Any]:
 
 
 def measure_handing(num: int) -> list[dict[str, Any]]:
-    """Hand pages of two sizes to nothing, and to a real server if its program is here."""
+    """Send pages of two sizes to a no-op server, and to a real one if it is installed."""
     sizes = ((4, 2048), (4, 256))
     limit = [("grpc.max_receive_message_length", -1)]
     server = grpc.server(ThreadPoolExecutor(1), handlers=[Sink()], options=limit)
@@ -149,7 +149,7 @@ def say(line: str) -> None:
 
 @dataclass(frozen=True)
 class Target:
-    """A store, and the process that it is in, if that is another one."""
+    """A store, and its server process, if any."""
 
     store: Store
     pid: int | None
@@ -182,13 +182,13 @@ def draw_pages(first: int, values: Floats) -> list[StoredPage]:
 
 
 def memory_of(pid: int | str) -> float:
-    """Return the MB of memory that are a process's own: files that it maps are not."""
+    """Return the private memory of a process in MB, without mapped files."""
     found = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) / 1024 if found else 0.0
 
 
 def load(source: Source, target: Target, num: int) -> dict[str, Any]:
-    """Store pages; what it takes to draw them is not counted."""
+    """Store pages; the time to sample them is not counted."""
     wall = cpu = 0.0
     server_cpu = cpu_of(target.pid)
     memory, server_memory = [], []
@@ -220,7 +220,7 @@ def load(source: Source, target: Target, num: int) -> dict[str, Any]:
 
 
 def settle(target: Target) -> float:
-    """Have the engine do what it does after many changes; return the seconds of the processor that it took."""
+    """Let the engine optimise after many changes; return the CPU seconds it took."""
     if target.pid is None:
         begun = time.process_time()
         target.store.optimize()
@@ -242,12 +242,12 @@ def time_searches(source: Source, target: Target) -> dict[str, Any]:
         target.store.search([StoreQuery(np.asarray(query))], HITS, Where(), False)
         seconds.append(time.perf_counter() - start)
         cpu.append(cpu_of(target.pid) - begun)
-    # The first one reads from the disk. A server's clock has ticks of ten milliseconds, so the mean says more.
+    # The first one reads from disk. A server's CPU clock ticks every ten milliseconds, so use the mean.
     return {"search, ms": 1000 * statistics.median(seconds[1:]), "search, CPU ms": 1000 * statistics.mean(cpu[1:])}
 
 
 def measure_loading(source: Source, to: str, folder: Path, pages: int) -> dict[str, Any]:
-    """Load pages and search them some times."""
+    """Load pages and time searches of them."""
     with open_target(to, folder, source.dim) as target:
         return {
             "to": f"a {to}",
@@ -264,7 +264,7 @@ def measure_loading(source: Source, to: str, folder: Path, pages: int) -> dict[s
 
 
 def measure_sketches(source: Source, to: str, folder: Path, pages: int) -> dict[str, Any]:
-    """Load pages, give them sketches, and search in both ways."""
+    """Load pages, compute sketches, and search with and without them."""
     queries = source.queries()
     with open_target(to, folder, source.dim) as target:
         load(source, target, pages)
@@ -313,7 +313,7 @@ def make_sketches(target: Target, lines: Floats) -> Any:
 
 
 def search_all(target: Target, queries: Floats, pages: int, *, exact: bool) -> dict[str, tuple[list[set[str]], float]]:
-    """Return what is found with each filter, and the mean time of the processor of a search."""
+    """Return the hits with each filter, and the mean CPU time of a search."""
     answers = {}
     for name, every in FILTERS.items():
         where = Where()
@@ -321,7 +321,7 @@ def search_all(target: Target, queries: Floats, pages: int, *, exact: bool) -> d
             files = range(0, pages // FILE_PAGES, every)
             where = Where(files=frozenset(str(uuid.UUID(int=number + 1)) for number in files))
         found, seconds = [], []
-        for query in [queries[0], *queries]:  # the first one reads from the disk
+        for query in [queries[0], *queries]:  # the first one reads from disk
             begun = cpu_of(target.pid)
             (hits,) = target.store.search([StoreQuery(np.asarray(query))], HITS, where, exact)
             seconds.append(cpu_of(target.pid) - begun)
@@ -335,7 +335,7 @@ def recall(found: list[set[str]], right: list[set[str]]) -> float:
 
 
 def disk_of(folder: Path) -> float:
-    """Return the MB of what is being loaded, without logs."""
+    """Return the disk use of the store in MB, without logs."""
     size = 0
     for place in folder.glob("loading-*"):
         for file in place.rglob("*"):
@@ -345,7 +345,7 @@ def disk_of(folder: Path) -> float:
 
 
 def sketch_all(options: argparse.Namespace) -> None:
-    """Measure each number of pages in a process of its own, and keep its row."""
+    """Measure each number of pages in a separate process, and write its row."""
     for pages in options.pages:
         key = (f"a {options.to}", f"{options.like}, 4 x {options.dim}", f"{pages:,}")
         if key in ((row["where"], row["vectors"], row["pages"]) for row in read_rows("sketches")):
@@ -377,7 +377,7 @@ def main() -> None:
         keep("scale", rows)
         return
     if options.folder is None:
-        parser.error("--folder is needed: that of a fit which research.mixture has made")
+        parser.error("pass --folder with a fit from research.mixture")
     options.folder = options.folder.resolve()
     source = make_source(options.folder, options.like, options.dim)
     if options.one:

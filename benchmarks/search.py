@@ -1,15 +1,15 @@
-"""How fast, how large and how right searches are: ours beside the peers that install here.
+"""Measure the speed, size and recall of vector search, compared with peers.
 
     python benchmarks/search.py                          # 10k and 100k pages of 4 x 2048 and of the embedded size
     python benchmarks/search.py --pages 10000            # a part
     pip install -e ".[benchmark]"                        # the peers
 
-Vectors are generated: pages gather around topics, and a query is a page with noise. Every way runs in a process of its
-own, so that its peak memory is its own, and each measures right after its searches how fast memory can be read here:
-"x limit" is p50 over the time that reading what the way has to read would take (codes for the default).
+Vectors are generated: pages cluster around topics, and a query is a page with noise. Every engine runs in its own
+process, to measure its peak memory, and measures the memory bandwidth right after its searches: "x limit" is p50
+relative to the time to read the data it must scan (codes for the default).
 
-At the end the embedded model reads sample pages, and what the default search finds in them is compared with what the
-exact one does; its vectors are too small for codes, so these are tried on them besides.
+At the end, the embedded model encodes sample pages, and the default search is compared with the exact one; these
+vectors are too small for codes by default, so codes are also tried on them.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from record import keep, print_table
 
 K, HITS, BATCH = 4, 5, 32
 QUERIES = 32
-SECONDS = 4.0, 20.0  # of searches for one way, at the least and at the most
-LIMIT = 1800.0  # seconds for one way in all
+SECONDS = 4.0, 20.0  # minimum and maximum number of searches per engine
+LIMIT = 1800.0  # seconds per engine
 Array = NDArray[Any]
 
 
 class Way(Protocol):
-    """A way to search: build it from blocks of pages (P, K, D), then ask."""
+    """A search engine: build it from blocks of pages (P, K, D), then query it."""
 
-    bits: float  # that a search reads of each number
+    bits: float  # that a search reads per dimension
 
     def build(self, blocks: Iterator[Array], folder: Path) -> None: ...
 
@@ -82,7 +82,7 @@ class Ours:
 
 
 class InMemory:
-    """The exact store in memory."""
+    """An exact store in memory."""
 
     bits = 16.0
 
@@ -102,7 +102,7 @@ class InMemory:
 
 
 class Torch:
-    """One matrix product in float32, then the best of each page."""
+    """One matrix product in float32, then the maximum per page."""
 
     bits = 32.0
 
@@ -118,7 +118,7 @@ class Torch:
 
 
 class Einsum(Torch):
-    """As colpali-engine scores: an einsum of queries with 128 pages at a time, in float32."""
+    """colpali-engine's scoring: an einsum of queries with 128 pages at a time, in float32."""
 
     def search(self, queries: Array) -> list[list[int]]:
         asked = torch.from_numpy(queries)
@@ -190,7 +190,7 @@ class QdrantLocal:
 
         from qdrant_client import QdrantClient, models
 
-        warnings.simplefilter("ignore")  # it would rather have a server above 20,000 points
+        warnings.simplefilter("ignore")  # it warns above 20,000 points
         first = next(blocks)
         self.client = QdrantClient(":memory:")
         several = models.MultiVectorConfig(comparator=models.MultiVectorComparator.MAX_SIM)
@@ -256,11 +256,11 @@ def blocks(folder: Path) -> Iterator[Array]:
         yield pages[start : start + 1000].astype(np.float32)
 
 
-# -- one way, in a process of its own
+# -- one engine, in a separate process
 
 
 def measure(name: str, folder: Path, threads: int) -> dict[str, Any]:
-    """Build one way and time it."""
+    """Build one engine and time it."""
     torch.set_num_threads(threads)
     queries, best = np.load(folder / "queries.npy"), np.load(folder / "best.npy")
     num, _, dim = np.load(folder / "pages.npy", mmap_mode="r").shape
@@ -275,7 +275,7 @@ def measure(name: str, folder: Path, threads: int) -> dict[str, Any]:
     start = time.perf_counter()
     way.search(np.resize(queries, (BATCH, *queries.shape[1:])))
     batch = BATCH / (time.perf_counter() - start)
-    peak = _memory("VmHWM")  # and not ru_maxrss, which begins with that of the parent
+    peak = _memory("VmHWM")  # not ru_maxrss, which starts at the parent's
     limit = way.bits / 8 * num * K * dim / read_bandwidth(threads)
     right = [len(set(hits) & set(wanted)) / HITS for hits, wanted in zip(found, best.tolist(), strict=False)]
     return {
@@ -294,7 +294,7 @@ def measure(name: str, folder: Path, threads: int) -> dict[str, Any]:
 
 
 def time_searches(way: Way, queries: Array) -> tuple[list[list[int]], list[float]]:
-    """Ask all queries at least twice if there is time for it; return the hits, and the seconds of each search."""
+    """Run all queries at least twice if time allows; return the hits, and the seconds of each search."""
     found: list[list[int]] = []
     seconds: list[float] = []
     least, most = SECONDS
@@ -309,7 +309,7 @@ def time_searches(way: Way, queries: Array) -> tuple[list[list[int]], list[float
 
 
 def read_bandwidth(threads: int) -> float:
-    """Return the bytes a second that memory can be read at: the best of some runs over half a gigabyte."""
+    """Return the memory read bandwidth in bytes per second: the best of several runs over half a gigabyte."""
     parts = np.array_split(np.ones(2**26, np.uint64), threads)
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(np.max, parts))
@@ -325,9 +325,9 @@ def read_bandwidth(threads: int) -> float:
 
 
 def measure_opening(folder: Path) -> dict[str, Any]:
-    """Open what the default way built, in a new process: the time, the memory that it takes, and what codes save.
+    """Open the default store in a new process: measure time, memory, and what codes save.
 
-    Both kinds of search are asked in turn, so that a machine that is slower for a while is so for both.
+    Default and exact searches are interleaved, so that load affects both alike.
     """
     from randslot.library.stores.edge import EdgeStore
     from randslot.library.stores.store import StoreQuery, Where
@@ -358,13 +358,13 @@ def measure_opening(folder: Path) -> dict[str, Any]:
 
 
 def _memory(name: str) -> float:
-    """Return the memory of this process in MB: VmRSS now, VmHWM at its highest."""
+    """Return the memory of this process in MB: VmRSS now, VmHWM at its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1e3
 
 
 def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, Any]:
-    """Compare the default search with the exact one on vectors of the embedded model, without codes and with."""
+    """Compare the default search with the exact one on vectors of the embedded model, with and without codes."""
     import randslot
     from randslot.library.stores.edge import EdgeStore
     from randslot.library.stores.points import page_id
@@ -404,7 +404,7 @@ def measure_real(num_reports: int, num_queries: int, folder: Path) -> dict[str, 
 
 
 def recall(found: Sequence[Sequence[Any]], right: Sequence[Sequence[Any]]) -> float:
-    """Return the share of right hits that were found."""
+    """Return the share of the exact hits that were found."""
     both = [len({hit.id for hit in a} & {hit.id for hit in b}) for a, b in zip(found, right, strict=True)]
     return float(np.mean(both)) / HITS
 
@@ -413,7 +413,7 @@ def recall(found: Sequence[Sequence[Any]], right: Sequence[Sequence[Any]]) -> fl
 
 
 def in_process(*words: str) -> dict[str, Any]:
-    """Run a part of this script in a process of its own and return the row that it prints last."""
+    """Run a part of this script in a separate process, and return the row in the last line it prints."""
     try:
         answer = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
@@ -425,7 +425,7 @@ def in_process(*words: str) -> dict[str, Any]:
 
 
 def measure_all(num: int, dim: int, ways: Sequence[str], threads: int) -> list[dict[str, Any]]:
-    """Measure every way on generated pages, and how long the default takes to open."""
+    """Measure every engine on generated pages, and the opening time of the default."""
     rows, opened = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -434,7 +434,7 @@ def measure_all(num: int, dim: int, ways: Sequence[str], threads: int) -> list[d
             row = in_process("--way", way, "--folder", name, "--threads", str(threads))
             print(json.dumps(row), file=sys.stderr, flush=True)
             if "error" in row:
-                print(f"left out: {way} with {num} pages: {row['error']}", file=sys.stderr)
+                print(f"skipped: {way} with {num} pages: {row['error']}", file=sys.stderr)
             else:
                 rows.append(row)
             if way == "randslot, default" and "error" not in row:

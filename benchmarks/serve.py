@@ -1,24 +1,22 @@
-"""What people wait for: searches of the service with many visitors, everyday commands, the service's start and page.
+"""Measure latency: searches of the service under load, everyday commands, the service's start and page.
 
     python benchmarks/serve.py visitors     # one client, 50 for a minute, 50 during uploads: two minutes
-    python benchmarks/serve.py questions    # the same by words on real PDFs, beside SQLite FTS5: five minutes
+    python benchmarks/serve.py questions    # the same by words on real PDFs, with SQLite FTS5: five minutes
     python benchmarks/serve.py waits        # commands, service and page with the handbook; about five minutes
     python benchmarks/serve.py waits --documents data/manuals/dev/pages --queries "restore a backup" "tape drive"
 
-visitors: a real process serves a library of sample pages with the embedded model. The clients are threads here, on the
-same machine; each sends its next question when it has the answer to the last. Any answer but 200 makes the run fail.
-"CPU ms" is what the service computed for a search; with uploads, for their pages too. It does not grow when other work
-holds the machine, as the times do.
+visitors: a separate process serves a library of sample pages with the embedded model. The clients are threads here, on
+the same machine; each sends its next query after the last response. Any status but 200 fails the run. "CPU ms" is the
+service's CPU time per search, including uploaded pages. Unlike the wall times, it does not depend on other load.
 
-questions: natural questions about the manuals (data/manuals/dev), by words, ten hits with snippets. FTS5 has
-the same texts, its own snippet() and bm25(), and the same FastAPI and uvicorn before it; it is asked for any of the
-words of a question, and knows no languages, names, headings or typos.
+questions: natural questions about the manuals (data/manuals/dev), by words, ten hits with snippets. FTS5 has the same
+texts, its own snippet() and bm25(), behind the same FastAPI and uvicorn; it searches for any word of a question, and
+has no language detection, names, headings or typo correction.
 
-waits: words are searched in a library of the documents, vectors in one of 20 sample reports with the embedded model.
-Each time is the median of five, after one that does not count. A command is a new process each time, but its files are
-in the system's cache. "CPU s" is of the command; in rows about the service, of the service. "load" is that of the
-machine in the minute before: with more than its cores have to do, "wall s" says more about the others than about the
-program.
+waits: by words in a library of the documents, by vectors in one of 20 sample reports with the embedded model. Each time
+is the median of five, after a warmup. A command is a new process each time, with a warm page cache. "CPU s" is of the
+command, or of the service in rows about it. "load" is the machine's one-minute load average: above the number of cores,
+"wall s" mostly measures other processes.
 """
 
 from __future__ import annotations
@@ -61,11 +59,11 @@ from research.samples.sets import ask_all
 
 PACKAGE = ROOT / "src" / "randslot"
 REPEATS = 5
-CLIENTS, SEARCHES, SECONDS = 50, 10, 60.0  # of each client, and the longest that all may take
+CLIENTS, SEARCHES, SECONDS = 50, 10, 60.0  # per client, and the timeout of all
 
 
 def post(connection: http.client.HTTPConnection, path: str, body: str | bytes) -> tuple[int, Any]:
-    """Send a request and return the status and what came back."""
+    """Send a request; return the status and body."""
     connection.request("POST", path, body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
     return answer.status, json.load(answer)
@@ -78,7 +76,7 @@ def serving(library: Path) -> AbstractContextManager[tuple[str, int]]:
 
 @contextmanager
 def running(command: list[str]) -> Iterator[tuple[str, int]]:
-    """Run a service, yield its address and id, and tell it to stop in the end."""
+    """Run a service, yield its address and process ID, and stop it at the end."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -93,7 +91,7 @@ def running(command: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return how long a process has computed."""
+    """Return the CPU time of a process."""
     used = psutil.Process(pid).cpu_times()
     return float(used.user + used.system)
 
@@ -102,7 +100,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 class Visitor(threading.Thread):
-    """Asks one question after the other until a moment, and keeps how long each took."""
+    """Sends one query after the other until a deadline, and records latencies."""
 
     def __init__(self, address: str, questions: Iterator[str], until: float) -> None:
         super().__init__()
@@ -124,7 +122,7 @@ class Visitor(threading.Thread):
 
 
 class Uploader(threading.Thread):
-    """Uploads 25 sample reports as fast as they are taken, and counts the pages that are indexed until a moment."""
+    """Uploads 25 sample reports as fast as the service accepts them, and counts pages indexed until a deadline."""
 
     def __init__(self, address: str, until: float) -> None:
         super().__init__()
@@ -151,7 +149,7 @@ class Uploader(threading.Thread):
 def measure_visitors(
     what: str, service: tuple[str, int], questions: list[str], clients: int, seconds: float
 ) -> dict[str, Any]:
-    """Let clients search for some time, and return a row."""
+    """Run clients for some seconds, and return a row."""
     address, pid = service
     start, computed = time.perf_counter(), cpu_seconds(pid)
     until = start + seconds
@@ -165,7 +163,7 @@ def measure_visitors(
     if uploader:
         uploader.join()
     errors: list[str] = []
-    took: list[float] = []  # milliseconds of each search
+    took: list[float] = []  # milliseconds per search
     for visitor in visitors:
         errors += visitor.errors
         took += [1000 * seconds for seconds in visitor.seconds]
@@ -187,7 +185,7 @@ def measure_visitors(
 
 
 def measure_service(clients: int, seconds: float, num_reports: int) -> list[dict[str, Any]]:
-    """Serve sample reports to one client, to many, and to many during uploads."""
+    """Measure the service with sample reports: one client, many, and many during uploads."""
     reports = list(make_reports(num_reports, split="test", seed=2))
     questions = [asked.question.text for asked in ask_all(reports)]
     with tempfile.TemporaryDirectory() as folder:
@@ -220,7 +218,7 @@ def make_fts5(library: randslot.Library, file: Path) -> None:
 
 
 def serve_fts5(file: str) -> None:
-    """Serve a table of FTS5 as the least service would."""
+    """Serve an FTS5 table as a minimal service."""
     import uvicorn
 
     app, local = FastAPI(), threading.local()
@@ -244,7 +242,7 @@ def serve_fts5(file: str) -> None:
 
 
 def measure_questions(folder: Path, clients: int, seconds: float) -> list[dict[str, Any]]:
-    """Ask natural questions about PDFs, of our service and of FTS5 behind the same server."""
+    """Send natural questions about PDFs to our service, and to FTS5 behind the same server."""
     lines = (folder / "queries.jsonl").read_text(encoding="utf-8").splitlines()
     questions = [json.loads(line)["query"] for line in lines]
     rows = []
@@ -272,7 +270,7 @@ def measure_questions(folder: Path, clients: int, seconds: float) -> list[dict[s
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to search, a library for it, and what is asked."""
+    """A way to search, its library and its queries."""
 
     by: str
     library: Path
@@ -306,7 +304,7 @@ def make_vectors(folder: Path) -> Kind:
 
 
 def measure_commands(words: Kind, vectors: Kind) -> Iterator[dict[str, Any]]:
-    """Time commands from the shell, with nobody else at the library and then with a service that has it open."""
+    """Time commands from the shell, without and then with a service that has the library open."""
     place = ["-l", str(words.library)]
     commands = {
         "--help": ["--help"],
@@ -338,7 +336,7 @@ def measure_start(kind: Kind) -> dict[str, Any]:
 
 
 def measure_page(kind: Kind, browser: Browser) -> dict[str, Any]:
-    """Time from opening the address of a search in a browser with nothing in its cache to the first hit in sight."""
+    """Time from opening the URL of a search in a browser with a cold cache to the first visible hit."""
     wall, cpu = [], []
     with serving(kind.library) as (address, pid):
         for query in islice(cycle(kind.queries), REPEATS + 1):
@@ -361,20 +359,20 @@ def _new_page(browser: Browser) -> Iterator[Any]:
 
 
 def _describe(what: str, wall: list[float], cpu: list[float]) -> dict[str, Any]:
-    """Return a row like those of commands; the first time does not count."""
+    """Return a row like those of commands, without the warmup."""
     times = {"wall s": statistics.median(wall[1:]), "best wall s": min(wall[1:]), "CPU s": statistics.median(cpu[1:])}
     return {"what": what} | times | {"load": os.getloadavg()[0]}
 
 
 def ask(connection: http.client.HTTPConnection, kind: Kind, query: str) -> None:
-    """Search through the API, and stop if nothing is found: its time would say nothing."""
+    """Search through the API; exit if nothing is found, as its time would be meaningless."""
     status, answer = post(connection, "/api/search", json.dumps({"query": query, "by": kind.by}))
     if status != 200 or not answer["hits"]:
         raise RuntimeError(f"{query!r}: {status} {answer}")
 
 
 def measure_clients(kind: Kind) -> dict[str, Any]:
-    """Let clients search at once, each some times, and return how long a search took."""
+    """Run concurrent clients, each with several searches; return the latency."""
     with serving(kind.library) as (address, pid):
         ask(http.client.HTTPConnection(address, timeout=SECONDS), kind, kind.queries[0])  # loads the model
         before, until = cpu_seconds(pid), time.perf_counter() + SECONDS
@@ -405,7 +403,7 @@ def measure_clients(kind: Kind) -> dict[str, Any]:
 
 
 def measure_waits(words: Kind, vectors: Kind, chromium: str) -> Iterator[dict[str, Any]]:
-    """Measure one thing after the other."""
+    """Measure commands, start, page and clients in turn."""
     yield from measure_commands(words, vectors)
     steps: list[Callable[[Kind], dict[str, Any]]] = [measure_start]
     with sync_playwright() as playwright:
@@ -430,7 +428,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--reports", type=int, default=40, help="of three pages, in the library")
     parser.add_argument("--documents", type=Path, default=PACKAGE / "handbook.pdf", help="a PDF, or a folder of them")
-    parser.add_argument("--queries", nargs="+", help="about them; by default those that come with the handbook")
+    parser.add_argument("--queries", nargs="+", help="about them; default: the handbook's")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -450,7 +448,7 @@ def main() -> None:
         return
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("no Chromium here: apt-get install chromium")
+        sys.exit("Chromium is not installed. Run apt-get install chromium")
     asked = json.loads((PACKAGE / "handbook.json").read_text(encoding="utf-8"))
     queries = options.queries or [one["question"] for one in asked]
     rows = []

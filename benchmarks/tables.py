@@ -1,7 +1,7 @@
-"""Put the rows of results/ into the tables of the docs, between `<!-- table: NAME -->` and `<!-- end -->`.
+"""Fill the tables of the docs from results/, between `<!-- table: NAME -->` and `<!-- end -->`.
 
 python benchmarks/tables.py              # rewrite them
-python benchmarks/tables.py --check      # fail if one is not what the results say
+python benchmarks/tables.py --check      # fail if one is stale
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "research").glob("*.md"))]
-# Tables that are made from the rows of another one.
+# Tables made from the rows of another one.
 SOURCES = {"plan": "search", "reader-short": "reader-test"}
-# Scripts that have another name since their rows were made.
+# Scripts moved since they wrote their rows.
 MOVED = ("embedded", "encoding", "families", "growth", "imports", "languages", "neighbours", "ocr", "text", "waiting")
+# Scripts renamed since they wrote their rows.
 RENAMED = {
     "benchmarks/compare.py": "benchmarks/manuals.py --model",
     "benchmarks/feel.py": "benchmarks/serve.py waits",
@@ -34,11 +35,11 @@ RENAMED = {
 Rows = list[dict[str, Any]]
 
 
-# -- what is shown of rows that are not shown as they are
+# -- transformations of rows
 
 
 def shorten_reader(rows: Rows) -> Rows:
-    """Return words beside words and the small reader, on all questions of the test half: a column for each language."""
+    """Return words, and words with the small reader, on all questions of the test half: a column per language."""
     chosen = [row for row in rows if (row["questions"], row["search"]) == ("with more", "both")]
     mean = next(row for row in chosen if row["language"] == "mean over languages")
     languages = chosen[: chosen.index(mean)]
@@ -50,13 +51,13 @@ def shorten_reader(rows: Rows) -> Rows:
 
 
 def make_plan(rows: Rows) -> Rows:
-    """Return what numbers of pages take: as rows of the search benchmark say, and beyond that by arithmetic.
+    """Return the resources by number of pages: measured by the search benchmark, and extrapolated beyond that.
 
-    Disk and the time of a search grow with the pages; all cores share the time. A code is a bit a number.
+    Disk and search time grow linearly with the pages; cores share the time. A code has one bit per dimension.
     """
     measured = [row for row in rows if row.get("way") == "randslot, default" and row["size"] == "4 x 2048"]
     largest = max(measured, key=lambda row: row["pages"])
-    vectors, codes = 4 * 2048 * 2 / 1e9, 4 * 2048 / 8 / 1e9  # GB of a page: half precision, and a bit a number
+    vectors, codes = 4 * 2048 * 2 / 1e9, 4 * 2048 / 8 / 1e9  # GB per page: float16, and one bit per dimension
 
     def plan(pages: int, where: str, nodes: int, cores: int, shards: int, copies: int) -> dict[str, Any]:
         times = pages / largest["pages"]
@@ -82,14 +83,14 @@ def make_plan(rows: Rows) -> Rows:
 
 
 def fit_exponent(pages: list[int], times: list[float]) -> float:
-    """Return by which power of the pages times grow."""
+    """Return the exponent of times as a power of the number of pages."""
     return float(np.polyfit(np.log(pages), np.log(times), 1)[0])
 
 
 def show_growth(rows: Rows) -> Rows:
-    """Return a row for each way and number of pages: the fastest with recall@5 of 0.98, or else with the best recall.
+    """Return a row per way and number of pages: the fastest with recall@5 of 0.98, else the one with the best recall.
 
-    Then by which power of the pages the time of those with enough recall grows.
+    Also the exponent by which the time of those with enough recall grows with the pages.
     """
     groups: dict[tuple[Any, ...], Rows] = {}
     for row in rows:
@@ -128,7 +129,7 @@ def show_growth(rows: Rows) -> Rows:
 
 
 def pick(*columns: str, **values: Any) -> Callable[[Rows], Rows]:
-    """Return a function that keeps some columns, of rows that have them and these values in other columns."""
+    """Return a function that selects columns of rows that have them and match these values in other columns."""
 
     def choose(rows: Rows) -> Rows:
         found = [row for row in rows if all(head in row for head in columns)]
@@ -139,12 +140,12 @@ def pick(*columns: str, **values: Any) -> Callable[[Rows], Rows]:
 
 
 def join(*choices: Callable[[Rows], Rows]) -> Callable[[Rows], Rows]:
-    """Return a function that keeps what several keep."""
+    """Return a function that joins what several functions select."""
     return lambda rows: [row for choose in choices for row in choose(rows)]
 
 
 def leave_out(word: str, choose: Callable[[Rows], Rows] = list) -> Callable[[Rows], Rows]:
-    """Return a function that drops the rows with a word in their first column."""
+    """Return a function that drops rows with a word in their first column."""
     return lambda rows: [row for row in choose(rows) if word not in str(next(iter(row.values())))]
 
 
@@ -185,7 +186,7 @@ CHOICES: dict[str, Callable[[Rows], Rows]] = {
 
 
 def make_table(name: str) -> str:
-    """Return the Markdown of one table: its rows by kind, then what made them."""
+    """Return the Markdown of one table: its rows by kind, then their provenance."""
     file = ROOT / "results" / f"{SOURCES.get(name, name.removesuffix('-short'))}.json"
     if not file.is_file():
         sys.exit(f"no {file}: run python benchmarks/{name.split('-')[0]}.py")
@@ -203,7 +204,7 @@ def make_table(name: str) -> str:
 
 
 def describe_command(command: str) -> str:
-    """Return a command as it was run, and what it is called now if its script has another name."""
+    """Return a command as it was run, and its new name if the script was renamed."""
     for old, new in RENAMED.items():
         if f"python {old}" in command and f"python {new}" not in command:
             return f"`{command}` (now `python {new}`)"
@@ -229,7 +230,7 @@ def main() -> None:
         elif after != before:
             file.write_text(after, encoding="utf-8")
     if stale:
-        sys.exit(f"tables in {', '.join(stale)} are not what results/ says: run python benchmarks/tables.py")
+        sys.exit(f"tables in {', '.join(stale)} are stale. Run python benchmarks/tables.py")
 
 
 if __name__ == "__main__":

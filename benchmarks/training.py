@@ -1,4 +1,4 @@
-"""What a training step costs: time and memory, what it computes, and what one card can train.
+"""Measure the cost of a training step: time, memory, multiply-adds, and what fits on one GPU.
 
     python benchmarks/training.py steps     # time against the paper's loop, memory against the batch; five minutes
     python benchmarks/training.py count     # multiply-adds by way, on the meta device; some minutes
@@ -6,27 +6,27 @@
 
 All run on one core and download nothing.
 
-steps: a forward and backward of the loss over two pairs, K = 4, into the adapter of a backbone of middle size with
+steps: a forward and backward pass of the loss over two pairs, K = 4, into the adapter of a mid-size backbone with
 random weights (mid.json), queries of 32 tokens, pages of 16 x 16 = 256 merged visual tokens. The paper's loop appends
-one slot after another and runs the whole prefix again for each: with the vision tower run once, or again each time.
-All ways give the same loss. Memory is the growth of a process's peak over what the loaded model takes.
+one slot after another and reruns the whole prefix for each: with the vision tower run once, or every time. All ways
+give the same loss. Memory is the growth of the peak over that of the loaded model.
 
-count: a step of one device by the paper's recipes, the same on every machine. Real widths, a quarter of the layers of
+count: a step on one device by the paper's recipes, the same on every machine. Real widths, a quarter of the layers of
 tower and language model, so every figure is a quarter of the whole. Four pages with a query each, K = 4, LoRA, layers
-checkpointed. Attention counts as if it were not causal. The optimizer, which sees the adapter only, does not count.
+checkpointed. Attention counts as non-causal. The optimizer, which updates only the adapter, is not counted.
 
-paper's loop          each prefix again, tower and all, in both passes of a gradient cache over micro-batches of one;
-                      no gradients through the frozen tower, no padding
+paper's loop          rerun each prefix, including the tower, in both passes of a gradient cache with micro-batches of
+                      one; no gradients through the frozen tower, no padding
 paper's loop, spared  the same, but the tower runs once for the four prefixes
 before                one pass with sentence-transformers' own micro-batches and their padding, and transformers' hooks,
                       which send gradients through Qwen2.5-VL's tower
-all tokens            as colpali-engine does: a vector for every token, the batch padded to its longest, no cache
-gradient cache        as this package trains with gradient_cache = true
-no cache              as it trains by the paper's recipes
+all tokens            like colpali-engine: a vector for every token, the batch padded to its longest, no cache
+gradient cache        this package with gradient_cache = true
+no cache              this package with the paper's recipes
 
 fits: every recipe with a batch of 128 on one device. One page at once with a gradient cache, layers checkpointed,
-bfloat16; its activations without checkpointing; how many pages at once a card of 24 GB holds; all in float32 with
-AdamW, as on a laptop without a GPU. Gigabytes. `randslot train RECIPE --dry-run` computes the same for one recipe.
+bfloat16; its activations without checkpointing; the pages at once that fit into 24 GB; all in float32 with AdamW, as
+on a laptop without a GPU. Gigabytes. `randslot train RECIPE --dry-run` computes the same for one recipe.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def make_noise(model: MultiVectorEncoder, num_pairs: int) -> list[Features]:
 
 
 def ways_to_step(encoder: randslot.SlotEncoder, batch: list[Features]) -> dict[str, Callable[[], Tensor]]:
-    """Return the ways to one loss: our forward, and the paper's loop in two versions, all with the same slots."""
+    """Return the ways to compute the loss: our forward, and two versions of the paper's loop, with the same slots."""
     backbone = encoder.parts
     sides: list[Any] = ["query", "page"]
     slots = [encoder.slots(side, 3, part["keys"]).detach() for side, part in zip(sides, batch, strict=True)]
@@ -109,7 +109,7 @@ def ways_to_step(encoder: randslot.SlotEncoder, batch: list[Features]) -> dict[s
 
 
 def measure_time(repeats: int) -> list[dict[str, Any]]:
-    """Time the ways for each strategy that knows its slots beforehand."""
+    """Time the ways for each non-sequential strategy."""
     rows = []
     for strategy in STRATEGIES:
         model = randslot.untrained(SHAPE, slots=strategy, lora=True, visual_tokens=256).eval()  # no dropout
@@ -126,7 +126,7 @@ def measure_time(repeats: int) -> list[dict[str, Any]]:
 
 
 def measure_memory() -> list[dict[str, Any]]:
-    """Run one step in a process of its own for several batches and micro-batches."""
+    """Run one step in a separate process for each of several batches and micro-batches."""
     rows = []
     for batch, micro_batch in ((4, 2), (8, 2), (16, 2), (16, 4), (16, 8), (4, 0), (8, 0), (16, 0)):
         command = [sys.executable, __file__, "steps", "--peak", str(batch), str(micro_batch)]
@@ -136,7 +136,7 @@ def measure_memory() -> list[dict[str, Any]]:
 
 
 def peak_of_one_step(batch: int, micro_batch: int) -> float:
-    """Return by how many MiB one step raises the peak of this process."""
+    """Return the growth in MiB of this process's peak memory over one step."""
     model = randslot.untrained(SHAPE, lora=True, visual_tokens=256).train()
     features = make_noise(model, batch)
     loss = Loss(model, temperature=0.07, batch=batch, micro_batch=micro_batch, mask_repeats=True)
@@ -147,7 +147,7 @@ def peak_of_one_step(batch: int, micro_batch: int) -> float:
 
 # -- count
 
-# A shape, and what a quarter of its layers is; the pages: scans of A4 and of letter, a slide, a small picture.
+# A shape, and a quarter of its layers; the pages: scans of A4 and letter, a slide, a small picture.
 QUARTERS: dict[str, dict[str, Any]] = {
     "qwen2.5-vl-3b": {"text": 9, "vision": {"depth": 8, "fullatt_block_indexes": [7]}},
     "qwen3-vl-4b": {"text": 9, "vision": {"depth": 6, "deepstack_visual_indexes": [1, 2, 4]}},
@@ -159,14 +159,14 @@ NUM_VECTORS = 4
 
 @dataclass
 class Passes:
-    """What went through tower and language model, forward: a recomputation inside the backward is not among it."""
+    """The forward passes through tower and language model, without recomputation in the backward pass."""
 
     tower: int = 0
     positions: int = 0
 
 
 def make_model(name: str, slots: str = "random") -> RandSlotModel:
-    """Make a quarter of a backbone on the meta device, with the paper's adapter, in training."""
+    """Build a quarter of a backbone on the meta device, with the paper's adapter, in training mode."""
     file = resources.files("randslot.model") / "shapes" / f"{name}.json"
     shape = json.loads(file.read_text(encoding="utf-8"))
     quarter = QUARTERS[name]
@@ -212,7 +212,7 @@ def counting_passes(model: RandSlotModel) -> Iterator[Passes]:
 
 @contextmanager
 def reading(read: Callable[[SlotEncoder, Features], Tensor]) -> Iterator[None]:
-    """Let encoders make their vectors by another function."""
+    """Make encoders use another forward function inside the block."""
 
     def forward(encoder: SlotEncoder, features: Features) -> dict[str, Tensor]:
         vectors = read(encoder, features)
@@ -223,7 +223,7 @@ def reading(read: Callable[[SlotEncoder, Features], Tensor]) -> Iterator[None]:
 
 
 def loop_all(encoder: SlotEncoder, features: Features) -> Tensor:
-    """Read each vector from a prefix that is made and run anew, tower and all."""
+    """Read each vector from a rerun of its prefix, including the tower."""
     slots = encoder.slots(features["side"], NUM_VECTORS - 1, features["keys"])
     readouts = []
     for num in range(NUM_VECTORS):
@@ -232,7 +232,7 @@ def loop_all(encoder: SlotEncoder, features: Features) -> Tensor:
 
 
 def loop_spared(encoder: SlotEncoder, features: Features) -> Tensor:
-    """Read each vector from a prefix that is run anew; the tower runs once."""
+    """Read each vector from a rerun of its prefix; run the tower once."""
     slots = encoder.slots(features["side"], NUM_VECTORS - 1, features["keys"])
     content = encoder.parts.read_content(features)
     return read_stepwise(encoder.parts, content, NUM_VECTORS - 1, lambda t, _: slots[:, t], cached=False)
@@ -251,13 +251,13 @@ def step(model: RandSlotModel, batch: list[Features], *, micro_batch: int = 1, g
 
 
 def step_of_others(model: RandSlotModel, batch: list[Features]) -> None:
-    """Run a step by sentence-transformers' own loss, whose micro-batches keep padding and have one query each."""
+    """Run a step with sentence-transformers' own loss, whose micro-batches keep padding and have one query each."""
     loss = CachedMultiVectorMultipleNegativesRankingLoss(model, scale=1 / 0.07, mini_batch_size=1)
     loss(batch).backward()
 
 
 def step_of_trimmed(model: RandSlotModel, batch: list[Features]) -> None:
-    """Run a step as the paper says: a micro-batch of one of either side, without the padding of others."""
+    """Run a step like the paper: micro-batches of one on both sides, without padding."""
     loss = Loss(model, temperature=0.07, batch=len(SIZES), micro_batch=1, mask_repeats=False)
     with patch("randslot.training.loss.cut_batch", lambda features, _: cut_batch(features, 1)):
         loss(batch).backward()
@@ -333,8 +333,8 @@ CARD = 24 * GB
 CUDA = "CUDA (assumed)"
 
 
-def most_at_once(recipe: Recipe, model: Any, cost: PageCost) -> int:
-    """Return how many pages at once fit into the card, as a power of two; 0 if not even one."""
+def max_pages_at_once(recipe: Recipe, model: Any, cost: PageCost) -> int:
+    """Return the maximum number of pages at once that fit on the GPU, as a power of two; 0 if none."""
     found = 0
     for at_once in (1, 2, 4, 8, 16, 32):
         parts = memory_by_part(replace(recipe, micro_batch=at_once), model, cost, 1, recipe.optimizer)
@@ -359,7 +359,7 @@ def describe_recipe(name: str) -> dict[str, Any]:
         "activations": parts["activations"] / GB,
         "without checkpointing": memory_by_part(plain, model, cost, 1, recipe.optimizer)["activations"] / GB,
         "all": sum(parts.values()) / GB,
-        "pages at once in 24 GB": most_at_once(recipe, model, cost),
+        "pages at once in 24 GB": max_pages_at_once(recipe, model, cost),
     }
     del model
     laptop = make_model_on_meta(recipe, torch.float32)

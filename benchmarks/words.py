@@ -1,18 +1,18 @@
-"""Search by words: how fast and how large, beside bm25s and SQLite's FTS5.
+"""Measure keyword search: speed and size, compared with bm25s and SQLite's FTS5.
 
     python -m research.manuals data/manuals           # real manuals with questions
     pip install bm25s                                 # the peer; FTS5 is in Python's SQLite
     python benchmarks/words.py speed                  # 10k and 100k pages
     python benchmarks/words.py shell                  # a search by words from the shell, everything included
-    python benchmarks/words.py index                  # CPU and disk that indexing takes, beside reading plain text
+    python benchmarks/words.py index                  # CPU and disk use of indexing, and of reading plain text
     python benchmarks/words.py search                 # ten hits with snippets and boxes, also over 100k pages
 
-All engines get the text that the library has read from the files. Libraries are kept in --folder and used again.
-`python benchmarks/peers.py` compares how good they are, from PDFs on.
+All engines get the text that the library extracts from the files. Libraries are kept in --folder and reused.
+`python benchmarks/peers.py` compares quality, starting from PDFs.
 
-For `speed`, pages are made of the first half of one real page and the second half of another. Every engine is built in
-a process of its own and asked in another, each on one core. Before it is opened, its files are taken out of the
-system's cache. Times of building are of the CPU. Phrases are two neighbouring words of a real page.
+For `speed`, pages combine the first half of one real page and the second half of another. Every engine is built in one
+process and queried in another, each on one core. Before it is opened, its files are evicted from the page cache. Build
+times are CPU times. Phrases are two adjacent words of a real page.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ LANGUAGE = "english"
 
 
 class Fts5:
-    """SQLite's full-text search, with its porter tokenizer and its own bm25; words of a query are joined by OR."""
+    """SQLite's full-text search, with its porter tokenizer and BM25; query words are joined by OR."""
 
     def __init__(self, file: Path) -> None:
         self.db = sqlite3.connect(file)
@@ -89,7 +89,7 @@ class Fts5:
 
 
 def any_word(query: str, left_out: frozenset[str] = frozenset()) -> str:
-    """Return a query of FTS5 for any of the words; all of them if every one is to be left out."""
+    """Return an FTS5 query for any of the words without stop words; for all of them if nothing would remain."""
     words = re.findall(r"\w+", query.lower())
     chosen = [word for word in words if word not in left_out] or words
     return " OR ".join(f'"{word}"' for word in chosen)
@@ -100,7 +100,7 @@ class Bm25s:
 
     def __init__(self, stop_words: str | None) -> None:
         self.stop_words = stop_words
-        self.package = importlib.import_module("bm25s")  # a peer: not always here, and without types
+        self.package = importlib.import_module("bm25s")  # a peer: optional, and untyped
         self.stemmer = importlib.import_module("Stemmer").Stemmer(LANGUAGE)
         self.index: Any = self.package.BM25()
 
@@ -116,28 +116,28 @@ class Bm25s:
         return [int(i) for i in found.documents[0]]
 
 
-# -- speed: every engine, in processes of its own
+# -- speed: every engine, in separate processes
 
 
 WORDS = LibraryWords({"language": LANGUAGE, "each": False}, lambda settings: None)
-Asked = Callable[[str], Sequence[object]]  # from a query to what is found
+Asked = Callable[[str], Sequence[object]]  # from a query to hits
 
 
 @dataclass(frozen=True)
 class Built:
-    """The CPU seconds of an engine: to bring texts to words, and to store them. None if these cannot be told apart."""
+    """The CPU seconds of an engine: to tokenize texts, and to store them. None if these cannot be separated."""
 
     analysis: float | None
     storing: float
 
 
 class Engine(Protocol):
-    """An engine in a folder: build it from pages (file, number, text), or open it and ask."""
+    """An engine in a folder: build it from pages (file, number, text), or open and query it."""
 
     def build(self, pages: Iterator[tuple[str, int, PageText]], folder: Path) -> Built: ...
 
     def open(self, folder: Path) -> dict[str, Asked]:
-        """Open it; return ways to ask it a question, by name."""
+        """Open it; return ways to query it, by name."""
         ...
 
 
@@ -261,7 +261,7 @@ def generate(real: Sequence[PageText], num: int) -> Iterator[tuple[str, int, Pag
 
 
 def choose_phrases(real: Sequence[PageText], num: int, analyzer: Analyzer) -> list[str]:
-    """Return pairs of neighbouring words that mean something."""
+    """Return pairs of adjacent content words."""
     random = np.random.default_rng(1)
     phrases: list[str] = []
     while len(phrases) < num:
@@ -274,7 +274,7 @@ def choose_phrases(real: Sequence[PageText], num: int, analyzer: Analyzer) -> li
 
 
 def build_engine(name: str, num: int, folder: Path, place: Path) -> dict[str, Any]:
-    """Build an engine; return how long it took and how large it is."""
+    """Build an engine; return its build time and size."""
     real, _ = pickle.loads((folder / "real.pickle").read_bytes())
     place.mkdir()
     built = ENGINES[name]().build(generate(real, num), place)
@@ -284,7 +284,7 @@ def build_engine(name: str, num: int, folder: Path, place: Path) -> dict[str, An
 
 
 def ask_engine(name: str, folder: Path, place: Path) -> list[dict[str, Any]]:
-    """Open an engine that is not in the system's cache, and ask it; a row for every way to ask."""
+    """Open an engine with a cold page cache, and query it; return a row for every way."""
     real, questions = pickle.loads((folder / "real.pickle").read_bytes())
     get_analyzer(LANGUAGE)
     engine = ENGINES[name]()
@@ -311,7 +311,7 @@ def ask_engine(name: str, folder: Path, place: Path) -> list[dict[str, Any]]:
 
 
 def _time(ask: Asked, queries: Sequence[str]) -> tuple[list[float], list[float]]:
-    """Ask everything three times; return the seconds of the last two, by the clock and of the CPU."""
+    """Run every query three times; return the wall and CPU seconds of the last two."""
     seconds, spent = [], []
     for turn in range(3):
         for query in queries:
@@ -324,7 +324,7 @@ def _time(ask: Asked, queries: Sequence[str]) -> tuple[list[float], list[float]]
 
 
 def _forget(place: Path) -> None:
-    """Take files out of the system's cache."""
+    """Evict files from the page cache."""
     for file in place.rglob("*"):
         if file.is_file():
             with file.open("rb") as content:
@@ -358,13 +358,13 @@ def measure_speed(manuals: Path, folder: Path, sizes: Sequence[int]) -> list[dic
 
 
 def in_process(*words: str) -> Any:
-    """Run a part of this script in a process of its own, and return what it prints last."""
+    """Run a part of this script in a separate process, and return the last line it prints."""
     answer = subprocess.run([sys.executable, __file__, *words], stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(answer.stdout.splitlines()[-1])
 
 
 def run_part(part: str, name: str, num: int, folder: Path, place: Path) -> None:
-    """Build or ask one engine, on one core."""
+    """Build or query one engine, on one core."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     print(json.dumps(build_engine(name, num, folder, place) if part == "build" else ask_engine(name, folder, place)))
 
@@ -373,7 +373,7 @@ def run_part(part: str, name: str, num: int, folder: Path, place: Path) -> None:
 
 
 def measure_shell(manuals: Path, folder: Path) -> list[dict[str, Any]]:
-    """Time whole processes that search the first half of the manuals, and say what they import."""
+    """Time whole processes that search the first half of the manuals, and list their imports."""
     open_half("dev", manuals, folder).library.close()
     searches = {"words": "restore a backup from tape", "a phrase": '"restore job" tape'}
     rows = []
@@ -408,7 +408,7 @@ for file in sorted(Path(sys.argv[1]).rglob("*.pdf")):
 
 
 def measure_index(manuals: Path, folder: Path) -> list[dict[str, Any]]:
-    """Compare the CPU of all processes that index PDFs with that of pypdfium2 reading their plain text."""
+    """Compare the CPU time of indexing PDFs, over all processes, with that of pypdfium2 reading their plain text."""
     library = folder / "library-index"
     plain, index = [], []
     for _ in range(3):
@@ -429,7 +429,7 @@ def measure_index(manuals: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 def measure_cpu(command: Sequence[str]) -> float:
-    """Run Python with some arguments; return the CPU seconds of all its processes."""
+    """Run Python with arguments; return the CPU seconds of all its processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *command], check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -437,7 +437,7 @@ def measure_cpu(command: Sequence[str]) -> float:
 
 
 def measure_disk(folder: Path) -> int:
-    """Return the bytes of the blocks that files take."""
+    """Return the bytes of disk blocks that files use."""
     return sum(512 * path.stat().st_blocks for path in folder.rglob("*") if path.is_file())
 
 
@@ -445,7 +445,7 @@ def measure_disk(folder: Path) -> int:
 
 
 def measure_searches(manuals: Path, folder: Path, sizes: Sequence[int]) -> list[dict[str, Any]]:
-    """Measure searches of the first half of the manuals, and of text files with pages made of theirs."""
+    """Measure searches of the first half of the manuals, and of generated text files."""
     half = open_half("dev", manuals, folder)
     questions = [one.text for one in half.questions]
     rows = time_searches("PDFs", half.library, questions)
@@ -468,7 +468,7 @@ def measure_searches(manuals: Path, folder: Path, sizes: Sequence[int]) -> list[
 
 
 def time_searches(what: str, library: randslot.Library, questions: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the CPU of ten hits with snippets: questions that are new, asked again, and without the last letter."""
+    """Return the CPU time of ten hits with snippets: for new queries, repeated ones, and without the last letter."""
     ways: dict[str, dict[str, Any]] = {"new": {}, "again": {}, "last word unfinished": {"prefix": True}}
     if what == "PDFs":
         ways |= {"boxes too": {"boxes": True}, "boxes too, again": {"boxes": True}}
@@ -497,7 +497,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["speed", "shell", "index", "search"])
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
-    parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
+    parser.add_argument("--folder", type=Path, default=Path("data/words"), help="cache folder")
     parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000], help="for speed and search")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Question -> pages -> prompt with pictures, with Haystack: python examples/haystack_pages.py mylib "a question"
 
-Connect the messages to any chat generator that sees pictures.
+Connect the messages to any multimodal chat generator.
 """
 
 import base64

@@ -1,6 +1,6 @@
 """Question -> pages -> prompt with pictures, with LangChain: python examples/langchain_pages.py mylib "a question"
 
-Give the messages to any chat model that sees pictures: `model.invoke(messages)`.
+Pass the messages to any multimodal chat model: `model.invoke(messages)`.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Question -> pages -> prompt with pictures, with LlamaIndex: python examples/llamaindex_pages.py mylib "a question"
 
-Give the messages to any model that sees pictures: `llm.chat(messages)`.
+Pass the messages to any multimodal model: `llm.chat(messages)`.
 """
 
 import base64

@@ -1,1 +1,1 @@
-"""Research around RandSlot that is not part of the package: run from the checkout as `python -m research.NAME`."""
+"""Research scripts outside the package; run them from the checkout as `python -m research.NAME`."""

@@ -1,4 +1,4 @@
-"""Run a function as a command; an error of ours is one line."""
+"""Run a function as a command, with one-line errors."""
 
 from __future__ import annotations
 

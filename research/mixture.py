@@ -1,9 +1,9 @@
-"""Pages as many as you like, drawn from a mixture of Gaussians that was fitted to the vectors of real pages.
+"""Sample any number of pages from a mixture of Gaussians fitted to the vectors of real pages.
 
     python -m research.mixture LIBRARY QUERIES.jsonl FOLDER/NAME.npz
 
-Queries are real ones, so scores are as close to each other as those of a model. What measures searches of very many
-pages (benchmarks/scale.py, research.experiments.growth) draws pages from such a fit.
+Queries are real, so the distribution of scores is realistic. Benchmarks of millions of pages (benchmarks/scale.py,
+research.experiments.growth) sample pages from such a fit.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from randslot.library.stores.points import page_id
 from .command import run
 
 Floats = NDArray[np.float32]
-CHUNK = 10_000  # pages that are drawn at once: any number of pages begins with the same ones
+CHUNK = 10_000  # pages sampled at once: any number of pages starts with the same ones
 COMPONENTS = 64  # of the mixture
 CENTRES = 2_000  # of the clusters of large vectors
 QUERIES = 100
 
 
 def fit(library: str, questions: Path, target: Path) -> None:
-    """Fit a mixture to the vectors of a library's pages, and keep it with the vectors of questions."""
+    """Fit a mixture to the vectors of a library's pages, and save it with the vectors of questions."""
     from sklearn.cluster import KMeans
 
     pages: list[Floats] = []
@@ -71,7 +71,7 @@ def fit(library: str, questions: Path, target: Path) -> None:
 
 
 def describe(pages: Floats, queries: Floats) -> str:
-    """Return what vectors look like: how alike the readouts of a page are, and how close the scores of pages."""
+    """Return statistics of vectors: the similarity of a page's readouts, and the spread of scores."""
     alike = float(np.einsum("nkd,njd->kj", pages, pages)[0, 1:].mean() / len(pages))
     scores = np.sort(score(queries, pages), axis=1)[:, ::-1]
     first, fifth, hundredth, median = scores[:, [0, 4, 99, len(pages) // 2]].mean(0)
@@ -98,7 +98,7 @@ def normalize(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Source:
-    """Where pages come from. dim: those of the model are turned into a space of more dimensions, as they are."""
+    """A source of pages. dim: rotate the model's vectors into a space of more dimensions."""
 
     like: Path
     dim: int
@@ -130,7 +130,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Clusters(Source):
-    """Pages of large vectors: each is near a cluster, and a query is near a page."""
+    """Pages of large vectors: each is near a cluster centre, and a query is near a page."""
 
     def chunk(self, number: int) -> Floats:
         dice = np.random.default_rng([8, number])
@@ -147,7 +147,7 @@ class Clusters(Source):
 
 @dataclass(frozen=True)
 class Uniform(Source):
-    """Pages and queries that have nothing in common: the worst case of codes."""
+    """Independent random pages and queries: the worst case for codes."""
 
     def chunk(self, number: int) -> Floats:
         values = np.random.default_rng([6, number]).standard_normal((CHUNK, 4, self.dim), dtype=np.float32)

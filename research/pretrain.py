@@ -1,9 +1,9 @@
-"""Reading: next-token training of a backbone to write down what is on a page.
+"""Pretrain a backbone to read: next-token training on the text of pages.
 
     python -m research.pretrain research/embedded-reading.toml --resume
 
-It stands in for the pretraining that a real backbone has had. The text follows the page's prompt in one sequence; the
-language model's head is its table of token embeddings, as in the small real backbones.
+This replaces the pretraining of a real backbone. The text follows the page's prompt in one sequence; the language head
+is tied to the token embeddings, as in small real backbones.
 
 Shapes: B pages, T text tokens, V vocabulary.
 """
@@ -47,7 +47,7 @@ class ReadingLoss(nn.Module):
 
 
 def write_down(model: RandSlotModel, texts: dict[str, Any], pages: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Return the logits (B, T, V) and labels (B, T) of texts, each ended by a token of its own, behind their pages."""
+    """Return the logits (B, T, V) and labels (B, T) of texts, each with an end token, after their pages."""
     backbone = model.backbone
     ids_BT, labels_BT = _end_texts(texts, backbone.processors.tokenizer.eos_token_id)
     table = backbone.model.get_input_embeddings()
@@ -58,7 +58,7 @@ def write_down(model: RandSlotModel, texts: dict[str, Any], pages: dict[str, Any
 
 
 def _end_texts(texts: dict[str, Tensor], end: int) -> tuple[Tensor, Tensor]:
-    """Move left-padded texts to the left and end each of them; padding, now last, has no label."""
+    """Turn left padding into right padding and append an end token; padding has no label."""
     ids, mask = texts["input_ids"], texts["attention_mask"]
     ids, mask = F.pad(ids, (0, 1), value=end), F.pad(mask, (0, 1), value=1)
     order = mask.argsort(dim=1, descending=True, stable=True)
@@ -67,7 +67,7 @@ def _end_texts(texts: dict[str, Tensor], end: int) -> tuple[Tensor, Tensor]:
 
 
 class ReadingEvaluator(BaseEvaluator):
-    """The share of tokens of held-out pages that are read right, each given the ones before it."""
+    """The next-token accuracy on held-out pages."""
 
     def __init__(self, texts: list[str], pages: list[Any], batch: int = 8) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class ReadingEvaluator(BaseEvaluator):
 
 
 class Pretraining(TrainingRun):
-    """A run that teaches a small backbone to read: its query column has the text of each page."""
+    """A run that pretrains a small backbone to read: its query column has the text of each page."""
 
     def make_model(self) -> RandSlotModel:
         model = super().make_model()
@@ -107,7 +107,7 @@ class Pretraining(TrainingRun):
 
 
 def save_backbone(backbone: Backbone, path: Path) -> None:
-    """Write a backbone without an adapter as an ordinary model folder, to train any strategy on."""
+    """Save a backbone without an adapter as an ordinary model folder, to train any strategy on."""
     backbone.model.save_pretrained(path)
     backbone.processors.save(path)
     share_weights(path, "config.json")
@@ -117,14 +117,14 @@ def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe file, such as research/embedded-reading.toml.")],
     changes: Annotated[list[str] | None, typer.Option("--set", help="key=value: change one value; may repeat.")] = None,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Folder for the backbone and its run.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint in the output.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint in the output.")] = False,
 ) -> None:
-    """Teach a small backbone to read: to write down what is on a page."""
+    """Pretrain a small backbone to read the text of pages."""
     task = Pretraining(read_recipe(recipe, [*(changes or []), *([f"output={output}"] if output else [])]), resume)
     if resume and (task.folder / RUN).is_file():
-        print(f"{task.folder} is finished already")
+        print(f"{task.folder} is already finished")
     else:
-        task.go()
+        task.run()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A shelf of documents that are alike, with questions in the style of people: which release, language or simulator?
+"""Fetch a shelf of similar documents, with realistic questions: which release, language or simulator?
 
     python -m research.shelf data/shelf
     randslot evaluate --by words --data data/shelf/dev
@@ -6,8 +6,8 @@
 Guides to the installation of Debian by release and machine, manuals of Berkeley DB by programming language, vignettes
 of R packages in several versions, and so on: 153 PDFs, mostly with near-twins. The questions were written by reading
 the pages: short, with names and versions, misspelled, with identifiers. The documents are not part of this package:
-they are fetched from three releases of Debian and checked by a hash. They come in two halves that share no group of
-near-twins: "dev" to choose by, "test" to report.
+they are fetched from three releases of Debian and verified by hash. They are split into two halves that share no group
+of near-twins: "dev" for tuning, "test" held out.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def list_documents() -> tuple[Document, ...]:
 def list_questions() -> Rows:
     """Return all questions: "id", "split", "style", "query", "language", and "pages" with the grade of each page.
 
-    style: one of STYLES; "twin" names what decides between near-twins. grade: 2 for a page that answers, 1 for a part
-    or a translation. Where a question names no twin, the pages of all twins are there.
+    style: one of STYLES; "twin" names what distinguishes near-twins. grade: 2 for a page that answers, 1 for a partial
+    answer or a translation. If a question names no twin, the pages of all twins are relevant.
     """
     return read_rows("shelf_questions.jsonl")
 
@@ -70,8 +70,8 @@ def list_questions() -> Rows:
 def fetch_shelf(folder: Path, unpack: Unpack) -> list[str]:
     """Fetch the documents into a folder, and write both halves there as sets.
 
-    What is there already is not fetched again. unpack: puts the files of a package of a release into a folder.
-    Returns a line for each document that could not be had as the questions want it.
+    Existing files are not fetched again. unpack: unpacks a package of a release into a folder. Returns a line per
+    document that is unavailable in the right version.
     """
     problems = []
     missing = [one for one in list_documents() if not has_hash(_place(folder, one), one.hash)]
@@ -97,7 +97,7 @@ def _place(folder: Path, document: Document) -> Path:
 
 
 def _write_half(folder: Path, split: str) -> None:
-    """Write the questions of one half, with the pages that are there; all languages in one set, as on a shelf."""
+    """Write the questions of one half with the existing pages; all languages in one set, as on a shelf."""
     there = {one.file for one in list_documents() if one.split == split and _place(folder, one).is_file()}
     queries: Rows = []
     grades: Rows = []
@@ -134,7 +134,7 @@ def _load_lists(release: str, folder: Path) -> tuple[str, ...]:
 
 
 def shelf(output: Path) -> None:
-    """Fetch a shelf of similar documents with questions about them: dev to choose by, test to report."""
+    """Fetch a shelf of similar documents with questions about them: dev for tuning, test held out."""
     with tempfile.TemporaryDirectory() as lists:
 
         def unpack(package: str, release: str, folder: Path) -> None:

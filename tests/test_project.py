@@ -153,7 +153,7 @@ def test_notes_are_a_section_of_the_changelog():
         (changelog, "0.2", False),
         (changelog, "0.2.0", True),
     ]:
-        with pytest.raises(SystemExit, match=re.escape(f"must say under '{version}'")):
+        with pytest.raises(SystemExit, match=re.escape(f"needs notes under '{version}'")):
             release.read_notes(text, version, draft=draft)
 
 

@@ -1,5 +1,5 @@
-// Browsers refuse workers to pages that are opened from files. There the script of a worker, which is the search of the
-// site, runs in a hidden frame instead. It stands in for a script that the theme would load from another host.
+// Browsers do not allow workers in pages opened from files. There, the search worker of the site runs in a hidden frame
+// instead. This replaces a script that the theme would load from another host.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {

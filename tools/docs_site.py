@@ -1,9 +1,9 @@
-"""The documentation site: the pages of docs/ as HTML in data/site, which opens without a server or a network.
+"""Build the documentation site: docs/ as HTML in data/site, which works offline, without a server.
 
-python tools/docs_site.py              # needs the extra `docs`; `make docs` makes an environment for it
+python tools/docs_site.py              # needs the extra `docs`; `make docs` creates an environment for it
 
-Zensical builds it by zensical.toml, and fails at a link or an anchor that leads nowhere. It reads a copy of docs/, in
-which notebooks have become Markdown, and files of the repository that pages link to have become pages of their own.
+Zensical builds it from zensical.toml, and fails on broken links or anchors. It reads a copy of docs/, with notebooks
+converted to Markdown, and with extra pages for linked files of the repository.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ WORK, SITE = ROOT / "data" / "site-pages", ROOT / "data" / "site"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 WORKER, SCRIPTS = Path(__file__).with_suffix(".js"), "assets/javascripts"
-SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages that were opened from files
+SHIM = "https://unpkg.com/iframe-worker/shim"  # what the theme loads to search pages opened from files
 IN_TABLES = re.compile(r"<code>[^<]*</code>")
 OUTSIDE = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc="https?:[^>]*>|<link\b[^>]*\bhref="https?:[^>]*>""")
 KINDS = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml"}
 
 
 def list_pages(nav: list[Any]) -> list[str]:
-    """Return the files of a navigation in its order, as they stand in it."""
+    """Return the files of a navigation, in order."""
     files = []
     for entry in nav:
         if isinstance(entry, str):
@@ -43,12 +43,12 @@ def list_pages(nav: list[Any]) -> list[str]:
 
 
 def read_nav() -> list[str]:
-    """Return the pages of the site, as paths from docs/."""
+    """Return the pages of the site, as paths relative to docs/."""
     return list_pages(tomllib.loads(CONFIG.read_text(encoding="utf-8"))["project"]["nav"])
 
 
 def find_links(text: str) -> list[tuple[str, str]]:
-    """Return the path and the anchor of each link to a file that is not inside code."""
+    """Return the path and anchor of each link to a file, outside code."""
     return [(match[1], (match[2] or "").removeprefix("#")) for match in LINK.finditer(_without_code(text))]
 
 
@@ -57,7 +57,7 @@ def _without_code(text: str) -> str:
 
 
 def make_slug(heading: str) -> str:
-    """Return the anchor of a heading, as GitHub and the site make it."""
+    """Return the anchor of a heading, as on GitHub and the site."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
@@ -68,7 +68,7 @@ def find_anchors(text: str) -> set[str]:
 
 
 def convert_notebook(file: Path) -> str:
-    """Return a notebook as Markdown: its texts, its code, and what the code printed or drew."""
+    """Return a notebook as Markdown: its texts, code, and outputs."""
     parts = []
     for cell in json.loads(file.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -87,7 +87,7 @@ def convert_notebook(file: Path) -> str:
 
 
 def name_page(path: Path) -> Path:
-    """Return where the site has a file or folder of the repository, from the folder of its pages."""
+    """Return the site's path of a file or folder of the repository."""
     if path.is_relative_to(DOCS):
         path = path.relative_to(DOCS)
         return path.with_suffix(".md") if path.suffix == ".ipynb" else path
@@ -100,7 +100,7 @@ def name_page(path: Path) -> Path:
 
 
 def show_file(path: Path) -> str:
-    """Return a page that shows a file of the repository, or lists a folder."""
+    """Return a page that shows a file or lists a folder of the repository."""
     name = path.relative_to(ROOT).as_posix()
     if path.is_dir():
         return f"# {name}\n\n" + "".join(f"- {one.name}\n" for one in sorted(path.iterdir()) if one.name[0] not in "._")
@@ -109,7 +109,7 @@ def show_file(path: Path) -> str:
 
 
 def read_page(file: Path) -> tuple[str, list[Path]]:
-    """Return a page for the site, with its links as the site needs them, and the files that they lead to."""
+    """Return a page with links rewritten for the site, and the linked files."""
     text = convert_notebook(file) if file.suffix == ".ipynb" else show_file(file)
     if file.suffix not in (".md", ".ipynb"):
         return text, []
@@ -118,7 +118,7 @@ def read_page(file: Path) -> tuple[str, list[Path]]:
     def turn(match: re.Match[str]) -> str:
         target = (file.parent / match[1]).resolve()
         if not target.exists():
-            sys.exit(f"{file}: the link {match[1]} leads nowhere")
+            sys.exit(f"{file}: broken link {match[1]}")
         targets.append(target)
         path = os.path.relpath(name_page(target), name_page(file).parent)
         return Path(path).as_posix() + (match[2] or "")
@@ -129,7 +129,7 @@ def read_page(file: Path) -> tuple[str, list[Path]]:
 
 
 def stage() -> None:
-    """Write what the site is built from: the pages of the navigation, and all that they link to."""
+    """Write the sources of the site: the pages of the navigation, and all that they link to."""
     shutil.rmtree(WORK, ignore_errors=True)
     shutil.copytree(DOCS, WORK / "docs", ignore=shutil.ignore_patterns("*.ipynb", "*.md"))
     config, names = CONFIG.read_text(encoding="utf-8"), read_nav()
@@ -148,10 +148,10 @@ def stage() -> None:
 
 
 def keep_inside(site: Path) -> None:
-    """Replace the one script of another host by our own, and fail if a page would load anything else from elsewhere.
+    """Replace the only external script by our own, and fail if a page loads anything else from another host.
 
-    Bars in code in tables, which Markdown wants escaped, are shown plain. The page for wrong addresses is left out: it
-    would only work at the root of a server.
+    Unescape bars in code in tables, which Markdown needs escaped. Remove the 404 page: it only works at the root of a
+    server.
     """
     (site / "404.html").unlink(missing_ok=True)
     shutil.copy(WORKER, site / SCRIPTS)
@@ -167,7 +167,7 @@ def keep_inside(site: Path) -> None:
 
 
 def limit_search(site: Path) -> None:
-    """Leave only pages of the navigation in the search index, not the files that they link to."""
+    """Limit the search index to pages of the navigation, without linked files."""
     pages = {name_page((DOCS / name).resolve()).with_suffix(".html").as_posix() for name in read_nav()}
     for file in (site / "search.json", site / "search.js"):
         before, brace, rest = file.read_text(encoding="utf-8").partition("{")
@@ -180,10 +180,10 @@ def main() -> None:
     stage()
     zensical = Path(sys.executable).with_name("zensical")
     if not zensical.is_file():
-        sys.exit('no Zensical here: pip install -c constraints.txt -e ".[docs]", or make docs')
+        sys.exit('Zensical is not installed. Run pip install -c constraints.txt -e ".[docs]", or make docs')
     built = subprocess.run([zensical, "build", "--strict"], cwd=WORK)
     if built.returncode:
-        sys.exit("the site was not built: see above")
+        sys.exit("building the site failed: see above")
     keep_inside(WORK / "site")
     limit_search(WORK / "site")
     shutil.rmtree(SITE, ignore_errors=True)

@@ -1,8 +1,8 @@
-"""Write container.lock: what the container installs, with the hash of every file that pip may take.
+"""Write container.lock: the container's packages, with the hashes of all files that pip may install.
 
     python tools/lock.py
 
-Versions are those of constraints.txt. Run it after a change there, or of the extras in the Dockerfile.
+Versions come from constraints.txt. Run it after changing that, or the extras in the Dockerfile.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PYTHONS = ("3.11", "3.13")  # the oldest, which tests have, and that of the container
+PYTHONS = ("3.11", "3.13")  # the oldest, used by tests, and the container's
 MACHINES = ("x86_64", "aarch64")
 GLIBC = (39, 34, 31, 28, 27, 26, 24, 17)  # versions 2.x that wheels are built for, and Debian has
 
 
 def list_requirements() -> list[str]:
-    """Return what the package and the extras of the container require, and what builds the package."""
+    """Return the requirements of the package, of the container's extras, and of the build."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     extras = re.search(r"ARG EXTRAS=(\S+)", (ROOT / "Dockerfile").read_text(encoding="utf-8"))
     assert extras is not None

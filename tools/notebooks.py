@@ -1,8 +1,8 @@
-"""Run the notebooks of docs/notebooks, in this process and in an empty folder each, and keep what they print.
+"""Run the notebooks of docs/notebooks in this process, each in an empty folder, and save their outputs.
 
 python tools/notebooks.py              # run all, write their outputs into them
 
-A code cell prints text, and may end in a value: a picture (PIL) is kept as a PNG, all else as its repr.
+A code cell prints text, and may end in a value: an image (PIL) is saved as PNG, anything else as its repr.
 """
 
 from __future__ import annotations

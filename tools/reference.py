@@ -38,14 +38,14 @@ PARTS = {
     "Training": ("train", "Recipe"),
     "Errors": ("RandSlotError", "UsageError"),
 }
-# Classes whose members other classes use, and members that the package itself uses.
+# Classes to list without members, and internal members to exclude.
 WITHOUT_MEMBERS = ("Settings", "SlotEncoder", "Recipe")
 INTERNAL = {
     "RandSlotModel": "prepare_page encode_prepared index search preprocessor mteb_model_meta",
     "Library": "write count_without_text list_gone forget find_files choose_by notes",
 }
-COMMON = 4  # commands that share an option before it is described once
-WIDTH = 100  # of a signature in one line
+COMMON = 4  # number of commands that share an option before it is listed once
+WIDTH = 100  # maximum length of a one-line signature
 INTRO = """# Reference
 
 Look up an option or a function. `make reference` writes this page from the command line and the docstrings.
@@ -118,7 +118,7 @@ def _names(param: Any) -> str:
 
 
 def _block(params: list[Any]) -> str:
-    """Return parameters with their help as text in two columns, the advanced ones last."""
+    """Return parameters and their help as two text columns, advanced ones last."""
     rows = [(_name_param(param), _describe_param(param)) for param in params if not _is_advanced(param)]
     advanced = [(_name_param(param), _describe_param(param)) for param in params if _is_advanced(param)]
     rows += [("", ""), *advanced] if rows and advanced else advanced
@@ -131,7 +131,7 @@ def _is_advanced(param: Any) -> bool:
 
 
 def _name_param(param: Any) -> str:
-    """Return an argument, or an option with its value, as help shows it."""
+    """Return an argument, or an option with its value, as in --help."""
     if param.param_type_name == "argument":
         name = f"{param.name.upper()}{'...' if param.nargs != 1 else ''}"
         return name if param.required else f"[{name}]"
@@ -236,7 +236,7 @@ def _sign(name: str, found: griffe.Function) -> str:
 
 
 def _prose(found: griffe.Object) -> Iterator[str]:
-    """Return a docstring by paragraphs, with names of parameters before a colon set as code."""
+    """Return the paragraphs of a docstring, with parameter names before a colon set as code."""
     for paragraph in (found.docstring.value if found.docstring else "").split("\n\n"):
         text = re.sub(r"(?:^|(?<=[.:] ))([a-z_]+(?:, [a-z_]+)*):(?= )", _as_code, _join(paragraph))
         yield re.sub(r"^Errors: ", "**Errors**: ", text) + "\n"

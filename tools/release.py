@@ -1,9 +1,9 @@
-"""A release, in dist/: wheel and sdist, tried in a fresh environment, notes, bill of materials, checksums.
+"""Build a release in dist/: wheel and sdist, tested in a fresh environment, notes, bill of materials, checksums.
 
     python tools/release.py             # for the version in pyproject.toml
     python tools/release.py --draft     # notes from "Unreleased"
 
-Nothing is uploaded. It needs the package index: the environment that tries the wheel is made from nothing.
+Nothing is uploaded. It needs the package index, to test the wheel in a fresh environment.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 PINS = ["-c", str(ROOT / "constraints.txt")]
-SBOM = "cyclonedx-bom==7.5.0"  # in an environment of its own
+SBOM = "cyclonedx-bom==7.5.0"  # in a separate environment
 SHIPPED = ("py.typed", "handbook.pdf", "embedded/model.safetensors", "serve/page/index.html", "recipes/tiny.toml")
 
 
 def read_version() -> str:
-    """Return the version, which stands in three files.
+    """Return the version, which is in three files.
 
     Errors: SystemExit if they disagree.
     """
@@ -39,22 +39,20 @@ def read_version() -> str:
     }
     for name, line in places.items():
         if not re.search(line, (ROOT / name).read_text(encoding="utf-8"), re.MULTILINE):
-            sys.exit(f"pyproject.toml says version {version}, and {name} does not")
+            sys.exit(f"pyproject.toml has version {version}, but {name} does not")
     return version
 
 
 def read_notes(changelog: str, version: str, *, draft: bool = False) -> str:
-    """Return what the changelog says of a version; of a draft, what it says of no version yet.
+    """Return the changelog of a version; for a draft, the unreleased changes.
 
-    Errors: SystemExit if it says nothing, or something that belongs to no version.
+    Errors: SystemExit if it is empty, or if a release leaves unreleased changes.
     """
     coming, notes = _read_section(changelog, "Unreleased"), _read_section(changelog, version)
     if draft and coming:
         return coming
     if coming or not notes or draft:
-        sys.exit(
-            f"CHANGELOG.md must say under {version!r} what is new, and nothing under 'Unreleased'; or make a draft"
-        )
+        sys.exit(f"CHANGELOG.md needs notes under {version!r}, and none under 'Unreleased'. For a draft, pass --draft")
     return notes
 
 
@@ -64,9 +62,9 @@ def _read_section(changelog: str, title: str) -> str:
 
 
 def check_wheel(wheel: Path) -> None:
-    """Look whether a wheel has what it should.
+    """Check the content of a wheel.
 
-    Errors: SystemExit that names what is missing, or too much.
+    Errors: SystemExit that names missing or unexpected files.
     """
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
@@ -75,13 +73,13 @@ def check_wheel(wheel: Path) -> None:
         missing += [licence] if not any(name.endswith(f"licenses/{licence}") for name in names) else []
     strange = [name for name in names if not re.match(r"randslot(-[\d.]+\.dist-info)?/", name) or "__pycache__" in name]
     if missing or strange:
-        sys.exit(f"{wheel.name} lacks {missing} and has {strange}, which it should not")
+        sys.exit(f"{wheel.name} lacks {missing} and has unexpected {strange}")
 
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a command; return what it prints.
+    """Run a command; return its output.
 
-    Errors: SystemExit with what it said, if it fails.
+    Errors: SystemExit with its output, if it fails.
     """
     print("$", *command, flush=True)
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, cwd=cwd)
@@ -91,13 +89,13 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 def make_environment(folder: Path) -> Path:
-    """Make an empty environment; return its programs."""
+    """Create an empty environment; return its bin folder."""
     venv.create(folder, with_pip=True)
     return folder / "bin"
 
 
 def try_wheel(wheel: Path, version: str, folder: Path) -> Path:
-    """Install a wheel into a fresh environment, search by words, add what models need, and search by vectors.
+    """Install a wheel into a fresh environment, search by words, install the model extra, and search by vectors.
 
     Return the environment's Python.
     """
@@ -105,7 +103,7 @@ def try_wheel(wheel: Path, version: str, folder: Path) -> Path:
     run(programs / "pip", "install", "-q", *PINS, f"{wheel}[serve,ocr]")
     said = run(programs / "randslot", "--version")
     if version not in said:
-        sys.exit(f"the wheel of {version} says {said!r}")
+        sys.exit(f"the wheel of {version} reports version {said!r}")
     if "torch" in run(programs / "pip", "list"):
         sys.exit("the light install has torch, which only the extra model should bring")
     papers = folder / "papers"
@@ -123,7 +121,7 @@ def try_wheel(wheel: Path, version: str, folder: Path) -> Path:
 
 
 def try_search(programs: Path, papers: Path, by: str, wanted: str, *options: str) -> None:
-    """Index a folder, and look whether a search finds a page of it.
+    """Index a folder, and check that a search finds a page.
 
     Errors: SystemExit if it does not.
     """

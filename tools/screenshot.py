@@ -1,6 +1,6 @@
-"""The pictures of the page in the README: our handbook and drawn reports, served and searched in Chromium.
+"""Make the screenshots in the README: search the handbook and sample reports in Chromium.
 
-make screenshot            # writes docs/images/serve.png, and the moving docs/images/search.webp
+make screenshot            # writes docs/images/serve.png, and the animation docs/images/search.webp
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIDTH, HEIGHT, COLOURS = 1180, 720, 256
 
 
 class Film:
-    """Frames of a page, each with the milliseconds that it is shown."""
+    """Frames of a page, each with its duration in milliseconds."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -37,12 +37,12 @@ class Film:
         self.times: list[int] = []
 
     def shoot(self, milliseconds: int) -> None:
-        """Add what the page shows now."""
+        """Add a frame of the current page."""
         self.frames.append(Image.open(BytesIO(self.page.screenshot())).convert("RGB"))
         self.times.append(milliseconds)
 
     def type(self, text: str) -> None:
-        """Type a text, and show every other letter."""
+        """Type a text, with a frame for every other letter."""
         for i, letter in enumerate(text):
             self.page.keyboard.type(letter)
             self.page.wait_for_timeout(60)
@@ -57,7 +57,7 @@ class Film:
 
 
 def settle(page: Any) -> None:
-    """Wait until all pictures in sight are there."""
+    """Wait until all visible images are loaded."""
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(300)
 
@@ -99,7 +99,7 @@ def play(page: Any) -> Film:
 
 @contextmanager
 def opened(folder: Path, chromium: str) -> Iterator[Any]:
-    """Serve the handbook and some reports, and yield a page of a browser at the library's address."""
+    """Serve the handbook and some reports, and yield a browser page at the library's URL."""
     documents = folder / "documents"
     documents.mkdir()
     shutil.copy(HANDBOOK, documents)
@@ -118,7 +118,7 @@ def opened(folder: Path, chromium: str) -> Iterator[Any]:
 def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
-        sys.exit("no Chromium here: apt-get install chromium")
+        sys.exit("Chromium is not installed. Run apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder), chromium) as page:
         film = play(page)
         film.save(IMAGES / "search.webp")

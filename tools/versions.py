@@ -1,10 +1,10 @@
-"""The versions that pyproject.toml allows, the ones that the tests have run with, and the table of both in the docs.
+"""Record the versions that pyproject.toml allows and that the tests ran with, and write both to a table in the docs.
 
     python tools/versions.py oldest          # the lower bounds as a constraints file, for make oldest
-    python tools/versions.py record oldest   # the versions of this environment, as the oldest that were tried
-    python tools/versions.py table           # docs/promises.md again; --check: fail if it would change
+    python tools/versions.py record oldest   # record this environment as the oldest tested versions
+    python tools/versions.py table           # update docs/promises.md; --check: fail if it is stale
 
-It needs nothing of the package, so it runs before that is installed.
+It does not import the package, so it runs before installation.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from packaging.requirements import Requirement
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "promises.md"
 RECORD = ROOT / "results" / "versions.json"
-APART = ("dev", "benchmark", "docs", "gpu")  # extras of no user, or that need a GPU
+APART = ("dev", "benchmark", "docs", "gpu")  # extras for developers, or that need a GPU
 MARKS = re.compile(r"(?<=<!-- versions -->\n).*(?=<!-- end versions -->)", re.DOTALL)
 
 
 def read_needs() -> dict[str, tuple[Requirement, str]]:
-    """Return each package that pyproject.toml asks for, and the extra that does."""
+    """Return each requirement in pyproject.toml, and its extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needs: dict[str, tuple[Requirement, str]] = {}
     for extra, lines in {"": project["dependencies"], **project["optional-dependencies"]}.items():
         for line in lines if extra not in APART else []:
             need = Requirement(line)
-            if need.name != "randslot":  # an extra that includes another one
+            if need.name != "randslot":  # an extra that includes another
                 needs.setdefault(need.name, (need, extra))
     return needs
 
@@ -53,7 +53,7 @@ def make_constraints() -> str:
 
 
 def record(kind: str, tests: str) -> None:
-    """Write down the versions of this environment, as the oldest or the newest that some tests have run with."""
+    """Record the versions of this environment as the oldest or newest tested ones."""
     rows: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
     versions = {name: metadata.version(name) for name in read_needs()}
     rows[kind] = {
@@ -66,7 +66,7 @@ def record(kind: str, tests: str) -> None:
 
 
 def make_table() -> str:
-    """Return the table of the docs."""
+    """Return the table for the docs."""
     rows = json.loads(RECORD.read_text(encoding="utf-8"))
     lines = ["| package | extra | allowed | oldest | newest |", "|---|---|---|---|---|"]
     for name, (need, extra) in read_needs().items():
@@ -84,7 +84,7 @@ def write_table(*, check: bool) -> None:
     page = PAGE.read_text(encoding="utf-8")
     new = MARKS.sub(lambda _: make_table(), page)
     if check and new != page:
-        sys.exit("docs/promises.md is not what pyproject.toml and results/versions.json say: run make versions")
+        sys.exit("docs/promises.md is stale. Run make versions")
     PAGE.write_text(new, encoding="utf-8")
 
 
@@ -92,11 +92,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["oldest", "record", "table"])
     parser.add_argument("kind", nargs="?", choices=["oldest", "newest"])
-    parser.add_argument("--check", action="store_true", help="of the table: fail if it would change")
-    parser.add_argument("--tests", default="all fast tests", help="of a record: which tests have run")
+    parser.add_argument("--check", action="store_true", help="fail if the table is stale")
+    parser.add_argument("--tests", default="all fast tests", help="the tests that ran, for record")
     arguments = parser.parse_args()
     if (arguments.what == "record") != (arguments.kind is not None):
-        parser.error("record takes oldest or newest, and nothing else does")
+        parser.error("only record takes oldest or newest")
     if arguments.what == "oldest":
         print(make_constraints(), end="")
     elif arguments.what == "record":

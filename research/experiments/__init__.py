@@ -1,4 +1,4 @@
-"""Experiments that are over: README.md of research/ has the question and the answer of each."""
+"""Finished experiments: research/README.md has the question and answer of each."""
 
 import sys
 from pathlib import Path

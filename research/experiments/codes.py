@@ -1,8 +1,8 @@
-"""What codes cost and find: pages scored in full, recall and time of the default search beside the exact one.
+"""Compare the default search, which uses codes, with the exact one: pages scored in full, recall and time.
 
 python -m research.experiments.codes --folder FOLDER --likes uniform clusters reports manuals
 
-FOLDER has the fits that research.mixture makes; their vectors are turned into 2,048 dimensions.
+FOLDER has fits from research.mixture; their vectors are rotated into 2,048 dimensions.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def measure(source: Source, folder: Path, pages: int) -> dict[str, Any]:
 
 
 def search(store: EdgeStore, queries: Floats, *, exact: bool, k: int = HITS) -> tuple[list[list[StoreHit]], float]:
-    """Return hits, and the median of the processor time of a search."""
+    """Return hits, and the median CPU time of a search."""
     found, seconds = [], []
     for query in queries:
         start = time.process_time()

@@ -1,7 +1,7 @@
-"""How well the embedded model finds held-out sample pages: beside chance, and beside itself before it learned to.
+"""Evaluate the embedded model on held-out sample pages, compared with chance and with its backbone before training.
 
 python -m research.experiments.embedded            # the shipped model
-python -m research.experiments.embedded --ship     # first put the one in runs/embedded into the package, with its card
+python -m research.experiments.embedded --ship     # first copy runs/embedded into the package, with its card
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from research.samples.sets import Asked, ask_all, page_ids
 from research.samples.words import WORDS
 
 HOME = RESULTS.parent / "src" / "randslot" / "embedded"
-NUM_REPORTS, SUBSET = 100, 20  # of the test split; CI looks at the first ones again
+NUM_REPORTS, SUBSET = 100, 20  # of the test split; CI evaluates the first ones
 LIMIT = 12e6  # bytes
 STAGES = [Path("runs/embedded-reading"), Path("runs/embedded")]
 
@@ -61,14 +61,14 @@ class HeldOut:
         return {name: float(np.mean(values)) for name, values in found.items()}
 
     def chance(self, repeats: int = 20) -> dict[str, float]:
-        """Return what random scores give, on the average of some draws."""
+        """Return the mean nDCG@5 of random scores."""
         random = np.random.default_rng(0)
         draws = [self.average(random.random((len(self.asked), len(self.pages)))) for _ in range(repeats)]
         return {name: float(np.mean([draw[name] for draw in draws])) for name in draws[0]}
 
 
 def ship(run: Path) -> None:
-    """Put a trained model into the package, in half precision."""
+    """Copy a trained model into the package, in half precision."""
     model = randslot.load(run, device="cpu").half()
     shutil.rmtree(HOME, ignore_errors=True)
     model.save_pretrained(str(HOME))
@@ -98,7 +98,7 @@ documents, other words or other languages. Use it to try and to test RandSlot wi
 
 
 def write_card(model: MultiVectorEncoder, rows: list[dict[str, Any]], minutes: int | None) -> None:
-    """Save the shipped model again with a card that says how it was made and how well it does."""
+    """Save the shipped model with a card on its training and quality."""
     by_name = {row["model"]: row for row in rows}
     runs = [json.loads((folder / "run.json").read_text(encoding="utf-8")) for folder in STAGES]
     whole = by_name["embedded, zero slots"]
@@ -117,13 +117,13 @@ def write_card(model: MultiVectorEncoder, rows: list[dict[str, Any]], minutes: i
     )
     model.half().save_pretrained(str(HOME))
     for file in HOME.iterdir():
-        file.chmod(0o644)  # safetensors are written for their owner only
+        file.chmod(0o644)  # safetensors writes files readable by the owner only
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ship", action="store_true")
-    parser.add_argument("--minutes", type=int, help="what training took in all, if it was interrupted")
+    parser.add_argument("--minutes", type=int, help="total training time, if it was interrupted")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.ship:

@@ -1,10 +1,10 @@
-"""What K = 4 vectors cost against one, in one pass, with a cache step by step, and with every prefix again.
+"""Measure the cost of K = 4 vectors against one: in one pass, step by step on a KV cache, and rerunning every prefix.
 
     python -m research.experiments.encoding            # about eight minutes on one core
 
-The backbone has random weights and a middle size (512 wide, 8 layers; see mid.json); a query has 32 tokens, a page
-48 x 32 = 1,536 merged visual tokens. Every way reads the same slots and gives the same vectors. The vision tower runs
-once for each way, except in the rows "prefix again, vision too".
+The mid-size backbone has random weights (512 wide, 8 layers; see mid.json); a query has 32 tokens, a page 48 x 32 =
+1,536 merged visual tokens. Every way uses the same slots and gives the same vectors. The vision tower runs once, except
+in the rows "prefix again, vision too".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Way = Callable[[], Tensor]
 
 
 def ways_to_read(encoder: randslot.SlotEncoder, features: dict[str, Any], num_vectors: int) -> dict[str, Way]:
-    """Return the ways to K vectors as functions, for the features of one query or page."""
+    """Return the ways to make K vectors as functions, for the features of one query or page."""
     backbone = encoder.parts
     slots = torch.nn.functional.normalize(torch.randn(1, num_vectors - 1, encoder.get_embedding_dimension()), dim=-1)
 
@@ -71,7 +71,7 @@ def patch_embeddings(encoder: randslot.SlotEncoder, features: dict[str, Any]) ->
 
 
 def measure(what: str, ways: dict[str, Callable[[], object]], base: str, repeats: int) -> list[dict[str, Any]]:
-    """Time the ways and return a row for each, with its ratio to the base."""
+    """Time the ways; return a row for each, with its ratio to the baseline."""
     seconds = time_ways(ways, repeats)
     return [
         {"what": what, "way": name, "ms": 1000 * value, f"times {base}": value / seconds[base]}

@@ -1,12 +1,12 @@
-"""Seconds to encode one A4 page on a CPU: SmolVLM-256M, Qwen2.5-VL-3B, and colSmol, with a vector for every token.
+"""Measure seconds to encode an A4 page on a CPU: SmolVLM-256M, Qwen2.5-VL-3B, and colSmol with a vector per token.
 
     python -m research.experiments.families --threads 2      # some minutes on two idle cores, 4 GB of memory
 
-All have their real shapes and random weights, in float32; what is on a page costs nothing. The 3B model would take
-15 GB: it is timed with one and with three layers in the language model and four and eight in the vision tower, in the
-same run, and the differences are scaled to 36 and 32 layers. colSmol is SmolVLM with a projection to 128 dimensions on
-every token. Times are medians of rounds in turns. On a busy machine CPU seconds, of all threads, say more than the
-clock.
+All have their real shapes and random weights, in float32; the content of a page does not affect the time. The 3B model
+would take 15 GB: it is timed with one and with three layers in the language model and four and eight in the vision
+tower, in the same run, and the differences are scaled to 36 and 32 layers. colSmol is SmolVLM with a projection to 128
+dimensions on every token. Times are medians of interleaved rounds. On a busy machine, CPU seconds over all threads are
+more reliable than wall time.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ TEXT_LAYERS, VISION_LAYERS = (1, 3), (4, 8)  # of the 3B shape, which are timed
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a page, by the wall clock and of all threads on a CPU; the shape of its vectors."""
+    """Wall and CPU seconds of a page, over all threads; the shape of its vectors."""
 
     wall: float
     cpu: float
     shape: tuple[int, ...]
 
     def scaled(self, other: Times, times: float) -> Times:
-        """Return these with the difference to others added so many times."""
+        """Extrapolate by adding the difference from another measurement several times."""
         wall, cpu = self.wall + times * (other.wall - self.wall), self.cpu + times * (other.cpu - self.cpu)
         return Times(wall, cpu, self.shape)
 
 
 def time_in_turns(ways: dict[str, Callable[[], Tensor]], repeats: int) -> dict[str, Times]:
-    """Time each way so many times, in turns."""
+    """Time each way several times, interleaved."""
     found: dict[str, list[Times]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
@@ -68,7 +68,7 @@ def time_in_turns(ways: dict[str, Callable[[], Tensor]], repeats: int) -> dict[s
 
 
 def make_cut(folder: Path) -> RandSlotModel:
-    """Make the 3B shape with as many layers as are timed at the most, and without its words, which cost no time."""
+    """Build the 3B shape with the maximum number of layers timed, and without its vocabulary, which costs no time."""
     shapes = resources.files("randslot.model") / "shapes"
     shape = json.loads((shapes / "qwen2.5-vl-3b.json").read_text(encoding="utf-8"))
     text, vision = shape["config"]["text_config"], shape["config"]["vision_config"]
@@ -96,7 +96,7 @@ def with_layers(model: RandSlotModel, text: int, vision: int, encode: Callable[[
 
 
 def encode_page(model: RandSlotModel) -> Callable[[], Tensor]:
-    """Return a function from the pixels of an A4 page to its vectors; preparing them is not timed."""
+    """Return a function from the pixels of an A4 page to its vectors; preprocessing is not timed."""
     features = model.preprocess([Image.new("RGB", A4, "white")], task="document")
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ def encode_page(model: RandSlotModel) -> Callable[[], Tensor]:
 
 
 def encode_as_colsmol(model: RandSlotModel) -> Callable[[], Tensor]:
-    """Return the same with a unit vector of 128 dimensions for every token, as colSmol has them."""
+    """Return the same with a 128-dimensional unit vector per token, like colSmol."""
     encode, projection = encode_page(model), nn.Linear(model.dimension, PROJECTION)
 
     @torch.no_grad()
@@ -132,7 +132,7 @@ def row_of(name: str, weights: int, times: Times) -> dict[str, Any]:
 
 
 def count(model: RandSlotModel) -> int:
-    """Return how many weights a model has."""
+    """Return the number of weights of a model."""
     return sum(weight.numel() for weight in model.encoder.backbone.parameters())
 
 
@@ -155,12 +155,12 @@ def main() -> None:
         "vision": with_layers(cut, TEXT_LAYERS[0], VISION_LAYERS[1], page),
     }
     for model in (small, cut):
-        model.encode_document(Image.new("RGB", (64, 64)))  # the first run of anything is slower
+        model.encode_document(Image.new("RGB", (64, 64)))  # warmup
     times = time_in_turns(ways, options.repeats)
     of_text = (36 - TEXT_LAYERS[0]) / (TEXT_LAYERS[1] - TEXT_LAYERS[0])
     of_vision = (32 - VISION_LAYERS[0]) / (VISION_LAYERS[1] - VISION_LAYERS[0])
     deep, tall = times["cut"].scaled(times["text"], of_text), times["cut"].scaled(times["vision"], of_vision)
-    once = times["cut"]  # which both of them count
+    once = times["cut"]  # counted by both
     large = Times(deep.wall + tall.wall - once.wall, deep.cpu + tall.cpu - once.cpu, once.shape)
     whole = count(randslot.untrained("qwen2.5-vl-3b", device="meta"))
     rows = [

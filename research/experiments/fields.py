@@ -1,4 +1,4 @@
-"""Which fields help word search? Ablations on development data, scored as the engine scores.
+"""Which fields help keyword search? Ablations on development data, with the engine's scoring.
 
     python -m research.experiments.fields data/shelf/dev data/manuals/dev
 
@@ -25,7 +25,7 @@ Page = tuple[str, str, dict[str, str]]  # id, text, fields
 
 
 def read_pages(folder: Path) -> list[Page]:
-    """Return the pages of all PDFs below a folder."""
+    """Return the pages of all PDFs in a folder."""
     words = LibraryWords({"root": str(folder)}, lambda settings: None)
     pages, kept = [], OpenPdf()
     for file in sorted(folder.rglob("*.pdf")):
@@ -37,7 +37,7 @@ def read_pages(folder: Path) -> list[Page]:
 
 
 def measure(data: Path, pages: Sequence[Page], fields: Sequence[str]) -> float:
-    """Return nDCG@5 over the English questions of a set, with some fields only."""
+    """Return nDCG@5 over the English questions of a set, using only some fields."""
     mean = sum(ANALYZER.count_terms(text) for _, text, _ in pages) / len(pages)
     postings: dict[int, tuple[list[int], list[float]]] = {}
     for i, (_, text, own) in enumerate(pages):
@@ -72,7 +72,7 @@ def measure(data: Path, pages: Sequence[Page], fields: Sequence[str]) -> float:
 
 
 def main() -> None:
-    """Print a row for all fields, for none, and without each."""
+    """Print rows for all fields, none, and all but each."""
     sets = [Path(name) for name in sys.argv[1:]]
     pages = [read_pages(data / "pages") for data in sets]
     everything = list(FIELD_WEIGHTS)

@@ -1,4 +1,4 @@
-"""How should scores by words and by vectors be combined? Rows on development data, with intervals.
+"""How should keyword and vector scores be fused? Rows on development data, with intervals.
 
     randslot index data/shelf/dev/pages -l shelf --model use-multilingual
     python -m research.experiments.fusion data/shelf/dev=shelf data/manuals/dev=manuals
@@ -42,7 +42,7 @@ class Question(NamedTuple):
 
 
 def sum_ranks(words: Hits, vectors: Hits, weight: float) -> list[str]:
-    """Combine ranks, as RandSlot did before: 1 / (1 + rank / weight)."""
+    """Fuse ranks, RandSlot's former method: 1 / (1 + rank / weight)."""
     scores: dict[str, float] = {}
     for hits, own in ((words, 1.0), (vectors, weight)):
         for rank, hit in enumerate(hits, start=1):
@@ -51,7 +51,7 @@ def sum_ranks(words: Hits, vectors: Hits, weight: float) -> list[str]:
 
 
 def sum_scores(words: Hits, vectors: Hits, weight: float, normalise: Callable[[Floats], Floats]) -> list[str]:
-    """Combine normalised scores; a page that a list does not have gets 0 from it."""
+    """Fuse normalised scores; a page missing from a list gets 0 from it."""
     scores: dict[str, float] = {}
     for hits, own in ((words, 1.0), (vectors, weight)):
         for hit, value in zip(hits, normalise(np.array([hit.score for hit in hits])), strict=True):
@@ -60,13 +60,13 @@ def sum_scores(words: Hits, vectors: Hits, weight: float, normalise: Callable[[F
 
 
 def use_deviation(values: Floats) -> Floats:
-    """Normalise as Qdrant's distribution-based fusion: three standard deviations around the mean are 0 to 1."""
+    """Normalise like Qdrant's distribution-based fusion: three standard deviations around the mean map to 0..1."""
     deviation = values.std(ddof=1) if len(values) > 1 else 0.0
     return (values - values.mean()) / (6 * deviation) + 0.5 if deviation else np.full_like(values, 0.5)
 
 
 def use_best(values: Floats) -> Floats:
-    """Normalise so that the best page has 1, and no score is 0."""
+    """Normalise so that the best page has score 1."""
     return values / float(values.max(initial=1e-9))
 
 
@@ -81,7 +81,7 @@ FUSIONS: dict[str, Callable[[Hits, Hits, float], list[str]]] = {
 
 
 def read_questions(data: Path, place: Path) -> list[Question]:
-    """Ask the questions of a set; the ids of hits are the names of pages, as the set has them."""
+    """Run the questions of a set; hits are identified by the set's page names."""
     grades: dict[str, dict[str, int]] = {}
     for line in (data / "qrels.jsonl").read_text().splitlines():
         row = json.loads(line)
@@ -106,14 +106,14 @@ def read_questions(data: Path, place: Path) -> list[Question]:
 
 
 def find_interval(differences: Floats) -> tuple[float, float]:
-    """Return the 95 % interval of a mean, by resampling questions."""
+    """Return the 95 % bootstrap interval of a mean over questions."""
     means = np.random.default_rng(0).choice(differences, (10_000, len(differences))).mean(1)
     low, high = np.quantile(means, [0.025, 0.975])
     return float(low), float(high)
 
 
 def compare_fusions(data: Path, place: Path) -> None:
-    """Print nDCG@5 for each fusion and weight, and the difference from ranks as they were weighed before."""
+    """Print nDCG@5 for each fusion and weight, and the difference from the former fusion of ranks."""
     questions = read_questions(data, place)
     for is_foreign, weights, before in ((False, (0.15, 0.25, 0.4, 0.7), 0.7), (True, (0.5, 1.0, 2.0), 2.0)):
         some = [one for one in questions if one.is_foreign == is_foreign]
@@ -131,7 +131,7 @@ def compare_readers(data: Path, first: Path, second: Path) -> None:
     pairs = list(zip(read_questions(data, first), read_questions(data, second), strict=True))
     foreign = {True: "in another language", False: "in the language of the library"}
     for is_foreign in foreign:
-        # Only a multilingual reader knows which questions are in another language.
+        # Only a multilingual reader detects questions in another language.
         some = [(one, other) for one, other in pairs if (one.is_foreign or other.is_foreign) == is_foreign]
         if not some:
             continue
@@ -145,7 +145,7 @@ def compare_readers(data: Path, first: Path, second: Path) -> None:
 
 
 def sum_readers(words: Hits, first: Hits, second: Hits, weight: float, other: float) -> list[str]:
-    """Combine words and two readers: the sum of three normalised scores."""
+    """Fuse words and two readers: the sum of three normalised scores."""
     scores = {hit.id: hit.score for hit in fuse(words, first, weight, POOL)}
     for hit in fuse((), second, other, POOL):
         scores[hit.id] = scores.get(hit.id, 0.0) + hit.score
@@ -153,7 +153,7 @@ def sum_readers(words: Hits, first: Hits, second: Hits, weight: float, other: fl
 
 
 def score(ranked: Sequence[list[str]], questions: Sequence[Question]) -> Floats:
-    """Return nDCG@5 in percent of the pages that were found for each question."""
+    """Return nDCG@5 in percent per question."""
     return np.array([100 * ndcg(names, one.grades, 5) for names, one in zip(ranked, questions, strict=True)])
 
 

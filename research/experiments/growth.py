@@ -1,16 +1,16 @@
-"""How searching grows with the pages: a scan of all pages, and the engine's graphs, at 10,000 pages and many more.
+"""Measure how search time grows with the number of pages: a scan of all pages, and the engine's graph indexes.
 
     python -m research.experiments.growth --folder FOLDER --like reports --pages 10000 100000 1000000
 
-FOLDER has the fits that research.mixture makes. Each configuration is one process and one row; rows that are in
-results/growth.json already are not run again.
+FOLDER has fits from research.mixture. Each configuration is one process and one row; rows already in
+results/growth.json are skipped.
 
-Two ways find candidates before pages are scored in full:
+Two methods find candidates before pages are scored in full:
 
-- Cells: readouts are grouped by k-means. A page has the numbers of the cells that its readouts are in, as a payload
-  with an index, and a search looks at the pages of the cells that are nearest to each vector of the query: a filter.
-- All readouts in one graph: each readout is a point of a second shard, which has a graph. Each vector of a query asks
-  it for the nearest readouts, and their pages are scored in full in the first shard.
+- Cells: k-means clusters of readouts. An indexed payload of a page has the cells of its readouts, and a search filters
+  pages by the cells nearest to each vector of the query.
+- All readouts in one graph: each readout is a point of a second shard with a graph. Each vector of a query searches it
+  for the nearest readouts, and their pages are scored in full in the first shard.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from research.mixture import CHUNK, Floats, Source, describe, make_source
 
 FILE_PAGES = 100  # of a file
 HITS = 5
-FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # which files a search looks at: one in so many
+FILTERS = {"": 1, "a tenth": 10, "a hundredth": 100}  # filters: every n-th file
 UPDATE = 500  # points in one update
 READOUTS = ("readout-1", "readout-2", "readout-3", "readout-4")
 
 
 @dataclass(frozen=True)
 class Way:
-    """A configuration of the engine, and how it is searched.
+    """A configuration of the engine and its searches.
 
-    codes: int8, binary, or none. efs: none for a scan. readouts: a graph for each readout of a page; each vector of a
-    query asks each of them for so many pages as `efs` says, and all that are found are scored in full. alone: each
-    vector of the query asks the graph of pages by itself. first: another first stage, whose
-    `efs` are cells that each vector looks into, or readouts that it finds.
+    codes: int8, binary, or none. efs: none for a scan. readouts: one graph per readout of a page; each vector of a
+    query searches each graph for `efs` pages, and all candidates are scored in full. alone: each vector of the query
+    searches the graph of pages separately. first: another first stage, whose `efs` are the cells per vector, or the
+    readouts to find.
     """
 
     name: str
@@ -90,13 +90,13 @@ DEFAULT_WAYS = ("scan", "graph 16", "graphs of readouts")
 
 
 class Pages(Protocol):
-    """Yields the pages that a search is measured on, some at a time: the number of the first, and their vectors."""
+    """Yields pages in batches: the number of the first, and their vectors."""
 
     def __call__(self) -> Iterator[tuple[int, Floats]]: ...
 
 
 def num_cells(pages: int) -> int:
-    """Return how many cells there are: time is spent alike on finding the nearest and on looking into them."""
+    """Return the number of cells that balances finding the nearest cells with scanning them."""
     return round(4 * math.sqrt(pages))
 
 
@@ -119,7 +119,7 @@ def nearest_cells(centres: torch.Tensor, readouts: torch.Tensor) -> torch.Tensor
 
 
 def sample_readouts(pages: Pages, total: int, num: int) -> torch.Tensor:
-    """Return readouts of all pages alike, in any order."""
+    """Return a random sample of readouts of all pages."""
     random = np.random.default_rng(3)
     share = min(num / (4 * total), 1.0)
     kept = []
@@ -131,7 +131,7 @@ def sample_readouts(pages: Pages, total: int, num: int) -> torch.Tensor:
 
 
 def add_cells(shard: edge.EdgeShard, pages: Pages, total: int) -> Floats:
-    """Give each page its cells; return their centres."""
+    """Assign cells to each page; return their centres."""
     num = num_cells(total)
     centres = train(sample_readouts(pages, total, 40 * num), num)
     for first, values in pages():
@@ -146,7 +146,7 @@ def add_cells(shard: edge.EdgeShard, pages: Pages, total: int) -> Floats:
 
 
 def in_cells(centres: Floats, query: Floats, probes: int, chosen: edge.Filter | None) -> edge.Filter:
-    """Return the filter for pages with a readout in one of the cells that are nearest to a vector of the query."""
+    """Return the filter for pages with a readout in a cell nearest to a vector of the query."""
     scores = query @ centres.T
     nearest = np.unique(np.argpartition(-scores, probes, axis=1)[:, :probes])
     conditions: list[Any] = [edge.FieldCondition("cells", match=edge.MatchAny(nearest.tolist()))]
@@ -154,7 +154,7 @@ def in_cells(centres: Floats, query: Floats, probes: int, chosen: edge.Filter | 
 
 
 def make_readouts(folder: Path, pages: Pages, parameters: edge.EdgeVectorParams, file_of: Callable[[int], str]) -> None:
-    """Store each readout as a point of its own, and build a graph over all of them."""
+    """Store each readout as a separate point, and build a graph over all of them."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     shard = edge.EdgeShard.create(str(folder), readout_config(parameters))
@@ -179,7 +179,7 @@ def readout_config(parameters: edge.EdgeVectorParams) -> edge.EdgeConfig:
 
 
 def near_readouts(readouts: edge.EdgeShard, query: Floats, num: int, chosen: edge.Filter | None) -> edge.Filter:
-    """Return the filter for the pages of the readouts that are nearest to each vector of the query."""
+    """Return the filter for the pages of the readouts nearest to each vector of the query."""
     params = edge.SearchParams(hnsw_ef=num)
     requests = []
     for vector in query.tolist():
@@ -229,7 +229,7 @@ def all_parameters(dim: int, way: Way) -> dict[str, edge.EdgeVectorParams]:
 
 
 def load(folder: Path, source: Source, pages: int, way: Way) -> dict[str, float]:
-    """Store the pages without codes and without a graph, unless that is done; return what it took."""
+    """Store the pages without codes and graph, unless they exist; return the cost."""
     if (folder / "loaded.json").exists():
         return dict(json.loads((folder / "loaded.json").read_text()))
     shutil.rmtree(folder, ignore_errors=True)
@@ -259,7 +259,7 @@ def load(folder: Path, source: Source, pages: int, way: Way) -> dict[str, float]
 
 
 def run_one(folder: Path, source: Source, pages: int, way: Way) -> list[dict[str, Any]]:
-    """Build a configuration, and measure it; return a row for each way to search it."""
+    """Build and measure a configuration; return a row per way to search it."""
     kind = "readouts" if way.readouts else "pages"
     base = folder / f"{kind}-{source.like.stem}-{source.dim}-{pages}"
     loaded = load(base, source, pages, way)
@@ -314,7 +314,7 @@ def run_one(folder: Path, source: Source, pages: int, way: Way) -> list[dict[str
 
 
 def build_first(shard: edge.EdgeShard, place: Path, source: Source, pages: int, way: Way) -> Any:
-    """Build what a first stage needs; return the centres of cells."""
+    """Build the index of a first stage; return the centres of cells."""
 
     def all_pages() -> Iterator[tuple[int, Floats]]:
         for first in range(0, pages, CHUNK):
@@ -329,7 +329,7 @@ def build_first(shard: edge.EdgeShard, place: Path, source: Source, pages: int, 
 
 
 def own_memory() -> int:
-    """Return the most memory that this process had, without files that are mapped."""
+    """Return the peak memory of this process, without mapped files."""
     found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
     return 1024 * int(found[1]) if found else 0
 
@@ -337,7 +337,7 @@ def own_memory() -> int:
 def measure(
     shard: edge.EdgeShard, base: Path, source: Source, pages: int, way: Way, ef: int, extra: Any
 ) -> dict[str, Any]:
-    """Search with each filter; return times of the processor, which others do not disturb much, and recall."""
+    """Search with each filter; return CPU times, which other load affects little, and recall."""
     row: dict[str, Any] = {}
     for name, every in FILTERS.items():
         chosen = None
@@ -379,7 +379,7 @@ def search(
 def search_readouts(
     shard: edge.EdgeShard, query: Floats, num: int, chosen: edge.Filter | None, names: Sequence[str]
 ) -> list[int]:
-    """Have each vector of the query find pages by each of their readouts, and score them all in full."""
+    """Search each readout graph with each vector of the query, and score all candidates in full."""
     params = edge.SearchParams(hnsw_ef=num)
     prefetches = []
     for vector in query.tolist():
@@ -402,7 +402,7 @@ def ask(shard: edge.EdgeShard, query: Floats, params: edge.SearchParams, chosen:
 def find_truth(
     shard: edge.EdgeShard, base: Path, source: Source, every: int, chosen: edge.Filter | None
 ) -> list[list[int]]:
-    """Return what an exact search finds, which is asked for once."""
+    """Return the hits of an exact search, cached."""
     file = base / f"truth-{every}.json"
     if not file.exists():
         ignore = edge.QuantizationSearchParams(ignore=True)
@@ -419,7 +419,7 @@ def key_of(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def plan(arguments: argparse.Namespace) -> Iterator[list[str]]:
-    """Yield the arguments of processes that are still to run."""
+    """Yield the arguments of the remaining processes."""
     for pages in arguments.pages:
         for way in arguments.ways:
             key = (arguments.like, pages, f"4 x {arguments.dim}", "folder", way)

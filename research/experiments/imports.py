@@ -1,10 +1,9 @@
-"""What a search by vectors from the shell waits for before it begins: imports, of what, and on whose behalf.
+"""Measure the import time of a vector search from the shell: which modules, and who imports them.
 
     python -m research.experiments.imports                               # about a minute
 
-"CPU s" is the best of three processes that import so much and no more; each line has what the lines above it have, too.
-The second table is of a search on a Qdrant server, each line by itself. The third says what imports a package when
-sentence-transformers is imported alone, without any code of ours.
+"CPU s" is the best of three processes; imports are cumulative over the lines. The second table is of a search on a
+Qdrant server, each line by itself. The third lists what imports a package when only sentence-transformers is imported.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ STEPS = {
     "sentence_transformers": "from transformers import AutoTokenizer, Qwen2_5_VLModel; import sentence_transformers",
     "randslot.model.model, which is all that a query needs": "import randslot.model.model",
 }
-# The messages of the protocol alone: a package that is imported runs its own first file, so it takes a trick.
+# Only the protocol messages, bypassing the package's __init__.py.
 MESSAGES = """
 import importlib.util, sys, types
 package = types.ModuleType("qdrant_client")
@@ -46,7 +45,7 @@ PACKAGES = ("torch", "transformers", "sklearn", "scipy", "pandas", "datasets", "
 
 
 def measure(code: str) -> float:
-    """Return the CPU seconds of the quickest of some processes that run a piece of Python."""
+    """Return the CPU seconds of the fastest of several processes that run Python code."""
     took = []
     for _ in range(REPEATS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -57,7 +56,7 @@ def measure(code: str) -> float:
 
 
 def find_importers(code: str) -> dict[str, list[str]]:
-    """Return for each module that is imported what imports it: the nearest first."""
+    """Return the importers of each imported module, nearest first."""
     command = [sys.executable, "-X", "importtime", "-c", code]
     answer = subprocess.run(command, check=True, capture_output=True, text=True)
     rows = []
@@ -65,14 +64,14 @@ def find_importers(code: str) -> dict[str, list[str]]:
         rows.append((len(indent) // 2, module))
     above: dict[int, str] = {}
     importers: dict[str, list[str]] = {}
-    for depth, module in reversed(rows):  # a module is told after those that it imports
+    for depth, module in reversed(rows):  # a module is listed after those that it imports
         above[depth] = module
         importers.setdefault(module, [above[one] for one in range(depth - 1, -1, -1) if one in above])
     return importers
 
 
 def shorten(chain: list[str]) -> str:
-    """Return the nearest importers of a chain, and the first."""
+    """Return the nearest importers of a chain, and the root."""
     return " < ".join([*chain[:3], *(["..."] if len(chain) > 4 else []), *chain[3:][-1:]])
 
 

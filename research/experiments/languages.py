@@ -1,11 +1,11 @@
-"""A library in several languages: words of each page in its own language, beside all in that of most pages.
+"""Compare two analyses of a multilingual library: each page in its own language, and all in the most common one.
 
     python -m research.manuals data/manuals
     python -m research.experiments.languages          # needs Debian's packages: four more manuals
 
-The manuals of both halves, most of them English, and four others in French, Spanish, Italian and Russian are one
-library. More questions about the German one and these four (language_questions.jsonl) were written by reading them.
-Every question is asked as it is, and by its two longest words, as people type them.
+The manuals of both halves, most of them English, and four others in French, Spanish, Italian and Russian form one
+library. Additional questions about the German one and these four (language_questions.jsonl) were written by reading
+them. Every question is run in full, and as its two longest words, like typical queries.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from randslot.words.analyzer import tokenize
 from research.debian import take_file, unpack_debian
 
 QUESTIONS = Path(__file__).with_name("language_questions.jsonl")
-MANUALS = {  # where they are in packages of Debian 12, and a hash of each
+MANUALS = {  # paths in packages of Debian 12, and hashes
     "developers-reference.fr": (
         "developers-reference-fr",
         "usr/share/developers-reference/fr/developers-reference.pdf",
@@ -57,7 +57,7 @@ OTHERS = "all but en and fr-on-en"
 
 
 def fetch(folder: Path) -> None:
-    """Put the manuals that are in neither half into a folder."""
+    """Write the manuals that are in neither half into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, (package, file, expected) in MANUALS.items():
         target = folder / f"{name}.pdf"
@@ -68,7 +68,7 @@ def fetch(folder: Path) -> None:
 
 
 def read_questions(manuals: Path) -> list[Question]:
-    """Return the questions of both halves, and more about manuals in other languages."""
+    """Return the questions of both halves, and those about manuals in other languages."""
     questions = []
     for half in HALVES:
         for subset in own_task(manuals / half).subsets():
@@ -82,14 +82,14 @@ def read_questions(manuals: Path) -> list[Question]:
 
 
 def shorten(text: str) -> str:
-    """Return the two longest words of a question, in their order."""
+    """Return the two longest words of a question, in order."""
     words = [token.text for token in tokenize(text) if not token.extra]
     longest = sorted(words, key=len, reverse=True)[:2]
     return " ".join(word for word in words if word in longest)
 
 
 def measure(folder: Path, sources: Sequence[Path], language: str, questions: Sequence[Question]) -> list[np.ndarray]:
-    """Return nDCG@5 of each question, in percent: as it is, and by two words."""
+    """Return nDCG@5 of each question, in percent: in full, and by two words."""
     with Library(folder / f"library-{language}") as library:
         library.read_words(language=language)
         library.add(sources, workers=1)
@@ -101,7 +101,7 @@ def measure(folder: Path, sources: Sequence[Path], language: str, questions: Seq
 
 
 def make_rows(asked: str, questions: Sequence[Question], found: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return a row for each language, and one for all questions about pages that are not in English."""
+    """Return a row per language, and one for all questions about non-English pages."""
     languages = list(dict.fromkeys(one.language for one in questions))
     groups = {language: [language] for language in languages}
     groups[OTHERS] = [language for language in languages if not language.startswith(("en", "fr-on-en"))]
@@ -117,7 +117,7 @@ def make_rows(asked: str, questions: Sequence[Question], found: dict[str, np.nda
 
 
 def main() -> None:
-    """Measure, print a table and keep it."""
+    """Measure, print a table and save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
     parser.add_argument("--folder", type=Path, default=Path("data/languages"), help="for manuals and libraries")

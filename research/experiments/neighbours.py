@@ -1,8 +1,8 @@
-"""How many neighbours of each vector of a query a perfect index of readouts would have to find.
+"""How many neighbours of each query vector must a perfect index of readouts return?
 
-A page that is among the best by MaxSim need not be near to any single vector of the query. For each number of pages
-this counts, without any index: among how many of the nearest pages to one of its vectors are 98 % of the five best?
-Whatever finds candidates by single readouts (graphs, cells) has to look at as many at least.
+A top page by MaxSim need not be near any single vector of the query. For each number of pages, this computes, without
+any index: how many nearest pages per query vector contain 98 % of the top five? This is a lower bound for any method
+that finds candidates by single readouts (graphs, cells).
 
 python -m research.experiments.neighbours --folder FOLDER --likes reports manuals --pages 10000 100000 1000000
 """
@@ -36,7 +36,7 @@ def score_pages(source: Source, pages: int) -> Floats:
 
 
 def count_needed(nearest: Floats) -> int:
-    """nearest: of one number of pages. Return how many neighbours of each vector are needed for enough of the best."""
+    """Return the number of neighbours per vector needed for the target recall. nearest: of one number of pages."""
     ranks = []
     for query in nearest:
         best = np.argpartition(-query.sum(0), HITS)[:HITS]

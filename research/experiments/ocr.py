@@ -1,12 +1,12 @@
-"""Measure OCR engines on pages of real manuals, whose text layer is the truth.
+"""Measure OCR engines on pages of real manuals, with the text layer as ground truth.
 
 python -m research.manuals data/manuals                # fetch them
-python -m research.experiments.ocr data/manuals         # every PDF in a folder below, three pages of each
+python -m research.experiments.ocr data/manuals         # every PDF in its folders, three pages of each
 
-Words are compared as a search sees them: in lower case, divided at punctuation. Recall is the share of the text layer's
-words that were read, precision the share of words read that are in the text layer, both counting repeated words. "in
-box" is the share of words, of those that are on a page once, whose middle was read inside of where the word is.
-A "scan" is the same page printed and scanned badly: turned by a degree, blurred, noisy, and saved as a JPEG.
+Words are compared as in a search: lower case, split at punctuation. Recall is the share of the text layer's words that
+were recognised, precision the share of recognised words that are in the text layer, both counting repetitions. "in box"
+is the share of words, of those that are on a page once, whose centre was recognised inside the word's box. A "scan" is
+the same page, printed and badly scanned: rotated by a degree, blurred, noisy, and saved as a JPEG.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from randslot.pages.ocr import read_image_text
 SEED = 17
 LEAST_WORDS = 50  # of a page that is taken
 PAGES = 3  # of each PDF
-MOST_LETTERS = 0.3  # share of words of one character; a text layer with more is cut into letters, and no truth
+MOST_LETTERS = 0.3  # maximum share of one-character words: a text layer with more is split into letters, and unusable
 SIZES = (1_000_000, 2_000_000)  # pixels
 ENGINES = ("rapidocr", "tesseract")
 WORD = re.compile(r"[^\W_]+")
 
 
 def choose_pages(folder: Path) -> list[tuple[str, int]]:
-    """Return some pages with enough words, always the same ones: (file, number)."""
+    """Return a fixed sample of pages with enough words: (file, number)."""
     chance = random.Random(SEED)
     chosen = []
     for file in sorted(folder.rglob("*.pdf")):
@@ -57,19 +57,19 @@ def choose_pages(folder: Path) -> list[tuple[str, int]]:
 
 
 def is_truth(text: PageText) -> bool:
-    """Whether a text layer has enough words, and they are words."""
+    """Whether a text layer has enough real words."""
     letters = [word for word in text.words if len(word.text) == 1]
     return len(text.words) >= LEAST_WORDS and len(letters) <= MOST_LETTERS * len(text.words)
 
 
 def find_language(file: str) -> str:
-    """Return the language of a manual, which the end of its name says: "debian-fr.pdf"."""
+    """Return the language of a manual from the end of its name, as in "debian-fr.pdf"."""
     last = Path(file).stem.rpartition("-")[2]
     return last if last in ("de", "fr", "es") else "en"
 
 
 def scan(image: Image.Image) -> Image.Image:
-    """Return a page as a bad scanner would give it."""
+    """Simulate a bad scan of a page."""
     turned = image.rotate(1.0, Image.Resampling.BICUBIC, fillcolor=(255, 255, 255))
     values = np.asarray(turned.filter(ImageFilter.GaussianBlur(0.7))).astype(np.float64)
     noise = np.random.default_rng(SEED).normal(0.0, 12.0, values.shape[:2])
@@ -80,12 +80,12 @@ def scan(image: Image.Image) -> Image.Image:
 
 
 def split(text: PageText) -> Counter[str]:
-    """Return the words of a page as a search sees them."""
+    """Return the words of a page as a search tokenizes them."""
     return Counter(WORD.findall(text.text.lower()))
 
 
 def count_in_boxes(truth: PageText, read: PageText) -> tuple[int, int]:
-    """Return how many words that both have once were read where they are, and how many there are."""
+    """Return the number of correctly located words, of those that both have once, and the total."""
     places = find_single_words(read)
     inside = num = 0
     for text, word in find_single_words(truth).items():
@@ -104,12 +104,12 @@ def find_single_words(text: PageText) -> dict[str, Any]:
 
 
 def cpu_seconds() -> float:
-    """Return the seconds that this process and its children have computed, as other jobs share the machine."""
+    """Return the CPU seconds of this process and its children, as other jobs share the machine."""
     return sum(os.times()[:4])
 
 
 def measure(engine: str, pixels: int, kind: str, pages: list[tuple[str, int]]) -> dict[str, Any]:
-    """Read all pages in this process, which must be a new one, as its peak memory is measured too."""
+    """Run OCR on all pages in this process, which must be new to measure its peak memory."""
     sums: Counter[str] = Counter()
     seconds = 0.0
     for file, number in pages:
@@ -151,7 +151,7 @@ def main() -> None:
             rows.append(process.submit(measure, engine, pixels, kind, pages).result())
         print(rows[-1], flush=True)
 
-    from record import keep, print_table  # here, as it imports torch, which would count as memory of the engines
+    from record import keep, print_table  # imported late: torch would count as memory of the engines
 
     print_table(rows)
     keep("ocr", rows)

@@ -1,10 +1,10 @@
-"""Saturation, neighbours, coverage, lists of contents and rarity: ablations of word search on development data.
+"""Saturation, neighbours, coverage, tables of contents and rarity: ablations of keyword search on development data.
 
     python -m research.experiments.ranking data/shelf/dev data/manuals/dev
 
-Scored as the engine scores, English questions. Each row is compared with the former ranking (k1 1.2, b 0.5) on the same
-questions: the difference of nDCG@5, with the 95 % interval of 4,000 resamples. "within": only the file that answers is
-searched. "long": the question in many words. Chosen by these rows: k1 and b in `randslot.words.analyzer`, and the
+With the engine's scoring, on English questions. Each row is compared with the former ranking (k1 1.2, b 0.5) on the
+same questions: the difference of nDCG@5, with the 95 % interval of 4,000 resamples. "within": search only the file that
+answers. "long": verbose questions. Chosen by these rows: k1 and b in `randslot.words.analyzer`, and the
 weights in `randslot.library.search`.
 """
 

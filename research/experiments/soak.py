@@ -1,12 +1,12 @@
-"""A soak of the service: uploads, searches, removals, kills and restarts at random, and then a count of what is there.
+"""Soak-test the service: random uploads, searches, removals, kills and restarts, then a consistency check.
 
     python -m research.experiments.soak --minutes 60
     python -m research.experiments.soak --minutes 1 --seed 3
 
-Every page of every upload has a word of its own. An upload that was acknowledged must be found by its words once the
-service has worked off its queue, exactly once and with all its pages; one that was removed must not be. While it runs,
-any answer but 200, 202, 204, 404 and 429 is an error, and so is a page under a wrong word. Connections that a kill cut
-are counted, and tried again. The row says what happened; the command fails if anything was lost, doubled or wrong.
+Every page of every upload has a unique word. Once the queue is empty, an acknowledged upload must be found by its words
+exactly once, with all its pages; a removed one must not be found. During the run, any status but 200, 202, 204, 404 and
+429 is an error, and so is a page found by a wrong word. Connections cut by a kill are counted and retried. The command
+fails if anything was lost, duplicated or wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FINE = (200, 202, 204, 404, 429)
 
 
 def draw(name: str, num_pages: int) -> bytes:
-    """Return a PDF whose pages have their own word, beside words that all pages share."""
+    """Return a PDF whose pages have a unique word each, and shared words."""
     content = BytesIO()
     canvas = Canvas(content)
     for page in range(1, num_pages + 1):
@@ -48,7 +48,7 @@ def draw(name: str, num_pages: int) -> bytes:
 
 
 class Soak:
-    """A service that is used, killed and started again. kept: uploads by name, with their pages; None: removed."""
+    """A service to use, kill and restart. kept: uploads by name, with their pages; None: removed."""
 
     def __init__(self, folder: Path, seed: int, until: float) -> None:
         self.folder, self.until, self.dice = folder, until, random.Random(seed)
@@ -57,7 +57,7 @@ class Soak:
         self.errors: list[str] = []
         self.kept: dict[str, int | None] = {}
         self.seconds: list[float] = []
-        self.memory: list[int] = []  # bytes of the service, at the end of each life
+        self.memory: list[int] = []  # memory of the service in bytes, at the end of each run
         self.start()
 
     def start(self) -> None:
@@ -119,14 +119,14 @@ class Soak:
             return
         chosen = dice.choice(answer["documents"])
         status, _ = self.ask("DELETE", f"/api/documents/{chosen['id']}")
-        if status == 0:  # nobody knows whether it is gone
+        if status == 0:  # unknown whether it was removed
             self.kept.pop(Path(chosen["name"]).stem, None)
         if status == 204:
             self.kept[Path(chosen["name"]).stem] = None
             self.counts["removals"] += 1
 
     def search(self, seed: float) -> None:
-        """Search for words of pages, and check what is found."""
+        """Search for words of pages, and check the hits."""
         dice = random.Random(seed)
         while time.monotonic() < self.until:
             names = [name for name, pages in list(self.kept.items()) if pages]
@@ -139,7 +139,7 @@ class Soak:
             time.sleep(dice.uniform(0, 0.3))
 
     def kill(self) -> None:
-        """Kill the service at random, or ask it to end, and start it again."""
+        """Kill or stop the service at random times, and restart it."""
         dice = random.Random(self.dice.random())
         while time.monotonic() < self.until:
             time.sleep(min(dice.uniform(5, 60), max(self.until - time.monotonic(), 0)))
@@ -154,12 +154,12 @@ class Soak:
             self.start()
 
     def run(self) -> None:
-        """Do all of it at once, until it is time."""
+        """Run everything concurrently, until the deadline."""
 
         def work(do: Callable[[], None]) -> None:
             try:
                 do()
-            except Exception:  # else a thread would end silently, and the check would be of nothing
+            except Exception:  # else a thread could fail silently, and the check would be empty
                 self.errors.append(traceback.format_exc())
 
         works = [self.upload, self.kill, *[lambda: self.search(self.dice.random())] * 3]
@@ -170,9 +170,9 @@ class Soak:
             thread.join()
 
     def check(self) -> list[str]:
-        """Wait until the queue is empty, and return what is lost, doubled or wrong."""
+        """Wait until the queue is empty, and return what is lost, duplicated or wrong."""
         if self.process.poll() is not None:
-            return [*self.errors, f"the service ended by itself: exit {self.process.returncode}"]
+            return [*self.errors, f"the service exited unexpectedly: {self.process.returncode}"]
         num_waiting, deadline = 1, time.monotonic() + 600
         while num_waiting and time.monotonic() < deadline:
             status, answer = self.ask("GET", "/api/status")
@@ -186,7 +186,7 @@ class Soak:
             for page in range(1, (pages or 1) + 1):
                 wanted = [(f"{name}.pdf", page)] if pages else []
                 if (found := self.find(f"{name}x{page}")) != wanted:
-                    problems.append(f"{name}x{page} finds {found} and not {wanted}")
+                    problems.append(f"{name}x{page} finds {found} instead of {wanted}")
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(30)
         verify = [sys.executable, "-m", "randslot", "library", "verify", "-l", str(self.folder)]

@@ -1,9 +1,9 @@
-"""How long it takes to read the text of pages, in one worker process.
+"""Measure the time to extract the text of pages, in one worker process.
 
-    python -m research.experiments.text FOLDER            # all PDFs below the folder; about two minutes for 6,696 pages
+    python -m research.experiments.text FOLDER            # all PDFs in the folder; about two minutes for 6,696 pages
 
-Everything counts: asking the worker, reading the page with the boxes of its words, and making them here. "CPU ms" is
-what both processes have worked, with the start of the worker; it depends less on what else the machine does.
+Times include the request to the worker, reading the page with word boxes, and deserialising them here. "CPU ms" is the
+CPU time of both processes, with the start of the worker; it depends less on other load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from randslot.library.workers import WorkerPool
 
 
 def time_file(pool: WorkerPool, file: str, num_pages: int) -> list[float]:
-    """Return the milliseconds of each page of a file, one after the other."""
+    """Return the milliseconds per page of a file, read in sequence."""
     times = []
     for number in range(1, num_pages + 1):
         start = time.perf_counter()
@@ -48,17 +48,17 @@ def time_all(files: list[str]) -> dict[str, Any]:
 
 
 def _cpu_seconds() -> float:
-    """Return the time that this process and those that it has ended have worked."""
+    """Return the CPU time of this process and its finished children."""
     return sum(os.times()[:4])
 
 
 def main() -> None:
-    """Time reading, print a table and keep it."""
+    """Time reading, print a table and save it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     files = [str(file) for file in sorted(parser.parse_args().folder.rglob("*.pdf"))]
     if not files:
-        parser.error("there are no PDFs below that folder")
+        parser.error("no PDFs in that folder")
     rows = [time_all(files)]
     print_table(rows)
     keep("text", rows)

@@ -1,12 +1,12 @@
-"""How long the model waits for pages, with a backbone of middle size (mid.json) with random weights.
+"""Measure how long the model waits for preprocessing, with a mid-size backbone (mid.json) with random weights.
 
     python -m research.experiments.waiting
 
-Page images are compressed, twice as large as what the model looks at, 48 x 32 merged visual tokens each. The table says
-how many pages a second are encoded, how long one takes to be made ready, and for what share of time the model waits.
+Page images are compressed, twice as large as the model's input, 48 x 32 merged visual tokens each. The table has the
+throughput of encoding, the time to preprocess a page, and the share of time that the model waits.
 
-A second table has pages a second that are only made ready, for backbones of real shape: by one thread, by two threads
-of one process, as here, and by two processes, which send what they made back through shared memory.
+A second table has the throughput of preprocessing only, for backbones of real shape: with one thread, with two threads
+of one process, and with two processes, which return results through shared memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from record import keep, print_table
 
 import randslot
 from randslot.evaluation.profile import Protocol, page_size, synchronize
-from randslot.model.batching import ahead, in_groups
+from randslot.model.batching import batched, prefetch
 from randslot.model.model import RandSlotModel
 from randslot.model.preprocessing import Preprocessor
 from randslot.pages import open_page
@@ -36,9 +36,9 @@ PREPROCESSORS: list[Preprocessor] = []  # of this process
 
 
 def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int) -> dict[str, Any]:
-    """Encode page images as `evaluate` and `index` do, preprocessing ahead; return how long the model waits.
+    """Encode page images like `evaluate` and `index`, with prefetching; return how long the model waits.
 
-    The first pages warm up and do not count. The time to preprocess is that of a single thread.
+    Warmup pages are not counted. The preprocessing time is that of a single thread.
     """
     with page_size(model, protocol):
         files = make_files(model, protocol.warmup * batch + protocol.samples)
@@ -51,7 +51,7 @@ def measure_waiting(model: RandSlotModel, protocol: Protocol, batch: int) -> dic
             prepare(file)
         alone = (time.perf_counter() - started) / max(protocol.warmup, 1)
         busy = 0.0
-        for number, group in enumerate(in_groups(ahead(prepare, files, depth=4 * batch), batch), 1):
+        for number, group in enumerate(batched(prefetch(prepare, files, depth=4 * batch), batch), 1):
             begun = time.perf_counter()
             model.embed_pages([page for _, page in group])
             synchronize()
@@ -92,7 +92,7 @@ def measure_preparing(shape: str, samples: int) -> dict[str, Any]:
     with ThreadPoolExecutor(2) as threads:
         row["2 threads"] = pages_a_second(threads.map(prepare, files), samples)
     with torch.multiprocessing.get_context("spawn").Pool(2, start, (model.preprocessor,)) as processes:
-        processes.map(len, files, chunksize=1)  # they have started
+        processes.map(len, files, chunksize=1)  # the workers have started
         row["2 processes"] = pages_a_second(processes.imap(prepare, files), samples)
     return row
 
@@ -100,7 +100,7 @@ def measure_preparing(shape: str, samples: int) -> dict[str, Any]:
 def pages_a_second(pages: Iterable[Any], num: int) -> float:
     started = time.perf_counter()
     for page in pages:
-        del page  # as if it were used: shared memory is given back
+        del page  # release shared memory, like a consumer
     return num / (time.perf_counter() - started)
 
 

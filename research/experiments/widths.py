@@ -1,11 +1,11 @@
-"""What nested widths and hard negatives give the miniature, after a short retraining of the shipped model.
+"""Measure the effect of nested widths and hard negatives on the miniature, in short retrainings of the shipped model.
 
     python -m research.experiments.widths              # plain, nested, with a hard negative for each page; three seeds
     python -m research.experiments.widths --students   # students of the shipped and of a nested model, at each budget
 
-Runs stay in runs/widths and are not repeated. The vision tower is frozen in all of them, so they share its output.
-Scores are nDCG@5 on validation pages, whose facts are in no training page. A student (benchmarks/light.json) learns
-from questions about training reports; one of the nested model learns the full vectors only, to tell what widths give.
+Finished runs in runs/widths are reused. All freeze the vision tower, so they share its output. Scores are nDCG@5 on
+validation pages, whose facts are in no training page. A student (benchmarks/light.json) learns from questions about
+training reports; one student of the nested model learns full vectors only, to isolate the effect of widths.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from randslot.evaluation.metrics import ndcg_of_each
 from randslot.files import write_json
 from randslot.model.reader import narrow
 from randslot.training.data import load_pairs
-from randslot.training.distill import OPTIONS, Distillation, StudentTraining, read_queries, teach
+from randslot.training.distill import OPTIONS, Distillation, StudentTraining, encode_targets, read_queries
 from randslot.training.mine import Mining, mine
 from randslot.training.recipe import make_recipe
 from randslot.training.train import RUN, TrainingRun
@@ -61,7 +61,7 @@ RECIPE: dict[str, Any] = {
 
 
 class SharedVision(TrainingRun):
-    """A training run that takes the output of the frozen tower from earlier runs of this process."""
+    """A training run that reuses the frozen tower's output from earlier runs in this process."""
 
     pages: ClassVar[dict[Any, Any]] = {}
     outputs: ClassVar[list[Any]] = []
@@ -78,12 +78,12 @@ def train(name: str, changes: dict[str, Any], steps: int) -> randslot.RandSlotMo
     folder = HOME / f"{name}-{steps}"
     if not (folder / RUN).is_file():
         recipe = RECIPE | {"steps": steps, "output": str(folder), **changes}
-        SharedVision(make_recipe(recipe), resume=True).go()
+        SharedVision(make_recipe(recipe), resume=True).run()
     return randslot.load(folder, device="cpu")
 
 
 def write_pages(source: Path, target: Path) -> None:
-    """Write one row for each page, with five of its queries: a page is then encoded once for all of them."""
+    """Write one row per page with five of its queries, so that the page is encoded once for all."""
     queries: dict[str, list[str]] = defaultdict(list)
     for line in source.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -93,7 +93,7 @@ def write_pages(source: Path, target: Path) -> None:
 
 
 def write_negatives(source: Path, target: Path) -> None:
-    """Write the same rows with one hard negative each: the shipped model's best for any query of the page."""
+    """Write the same rows with one hard negative each: the shipped model's best wrong page for any query."""
     with Library(HOME / "library", "embedded") as library:
         library.add(source.parent)
         mined = mine(load_pairs(str(source), "train", "query", "image"), library, Mining(num=1), "vectors")
@@ -110,7 +110,7 @@ def write_negatives(source: Path, target: Path) -> None:
 def score_budgets(
     model: randslot.RandSlotModel, held_out: HeldOut, student: randslot.RandSlotModel | None = None
 ) -> dict[str, float]:
-    """Return nDCG@5 for each number of vectors and width, from one encoding; a student may encode the queries."""
+    """Return nDCG@5 per number of vectors and width, from one encoding; a student may encode the queries."""
     pages = model.embed_pages(held_out.pages)
     queries = (student or model).embed_queries([one.question.text for one in held_out.asked])
     grades = [one.grades for one in held_out.asked]
@@ -142,14 +142,14 @@ def train_student(teacher: str, name: str, *, only_full: bool = False) -> randsl
     options = Distillation(teacher, LIGHT, (str(questions),), str(output), epochs=2, learning_rate=1e-3, save_every=0)
     queries, console = read_queries(options.queries), Console(stderr=True)
     write_json(output / OPTIONS, asdict(options))
-    identity, vectors = teach(output / "teacher", queries, options, console)
+    identity, vectors = encode_targets(output / "teacher", queries, options, console)
     if only_full:
         identity = replace(identity, settings={**identity.settings, "widths": ()})
-    return StudentTraining(options, queries, identity, vectors, console).go()
+    return StudentTraining(options, queries, identity, vectors, console).run()
 
 
 def measure_students(nested: str, held_out: HeldOut) -> list[dict[str, Any]]:
-    """Return nDCG@5 at each budget with queries by a teacher and by its students, and the share that these keep."""
+    """Return nDCG@5 per budget with queries encoded by a teacher and its students, and the share retained."""
     rows = []
     for name, teacher, students in (
         ("shipped", "embedded", {"student": False}),

@@ -1,1 +1,1 @@
-"""Sample reports: pages with known facts and questions about them, made from a seed. No download, no real company."""
+"""Sample reports: synthetic pages with known facts and questions about them, from a seed. No download."""

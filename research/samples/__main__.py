@@ -18,11 +18,11 @@ from .sets import write_set
 
 def samples(
     output: Annotated[Path, typer.Argument(help="A new or empty folder.")],
-    reports: Annotated[int, typer.Option("--reports", "-n", help="How many reports, of three pages each.")] = 20,
+    reports: Annotated[int, typer.Option("--reports", "-n", help="Number of reports, of three pages each.")] = 20,
     split: Annotated[str, typer.Option(help="train, validation or test: they share no fact.")] = "train",
-    seed: Annotated[int, typer.Option(help="Another seed, other reports.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the reports.")] = 0,
     curriculum: Annotated[
-        bool, typer.Option("--curriculum", help="Single words and blocks too, for learning to read.")
+        bool, typer.Option("--curriculum", help="Add single words and blocks, for learning to read.")
     ] = False,
 ) -> None:
     """Make sample reports as PDFs, with questions about them and the pages that answer."""

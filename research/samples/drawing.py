@@ -1,8 +1,8 @@
-"""Sample reports as PDFs, drawn through pdfium with the fonts that it carries.
+"""Draw sample reports as PDFs, through pdfium with its built-in fonts.
 
-Measures are pixels of a page of 288 x 432, the size at which a small model reads it. A page is a grid of cells of
-48 x 48, each a visual token, with one word or number to a cell: so a word looks the same to the model wherever it
-stands, and a small model learns to read in minutes. The type is tall and narrow, to make the most of a cell.
+Units are pixels of a page of 288 x 432, the input size of a small model. A page is a grid of cells of 48 x 48, each a
+visual token with one word or number: so a word looks the same to the model anywhere on a page, and a small model
+learns to read in minutes. The type is tall and narrow, to fill a cell.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .reports import Page, Report
 
 CELL = 48
 WIDTH, HEIGHT = 6 * CELL, 9 * CELL
-POINTS = 2.0  # of the PDF for each pixel
+POINTS = 2.0  # PDF units per pixel
 WHITE, INK = (255, 255, 255), (30, 30, 36)
 ACCENTS = ((0, 90, 160), (180, 60, 0), (0, 110, 80), (120, 50, 120), (150, 20, 40), (60, 60, 60))
 FAMILIES = (("Courier", "Courier-Bold"), ("Helvetica", "Helvetica-Bold"))  # plain, bold
 FONTS = tuple(font for family in FAMILIES for font in family)
 SIZES = {"Courier": 10.6, "Courier-Bold": 10.6, "Helvetica": 11.4, "Helvetica-Bold": 11.0}
-TALL, TALLER = 2.0, 2.8  # how much higher than wide the type is drawn: text, titles
+TALL, TALLER = 2.0, 2.8  # vertical stretch of the type: text, titles
 Colour = tuple[int, int, int]
 
 
@@ -83,7 +83,7 @@ class Style:
         self.accent: Colour = random.choice(ACCENTS)
         self.plain, self.bold = random.choice(FAMILIES)
         self.title = random.choice((0, 1, 2, 4))  # columns
-        self.step = random.choice((1, 2))  # from one column of a table or chart to the next
+        self.step = random.choice((1, 2))  # column spacing of a table or chart
         self.indent = random.choice((0, 1, 2) if self.step == 1 else (0, 1))
         self.banner = random.random() < 0.3
         self.ruled = random.random() < 0.5
@@ -91,7 +91,7 @@ class Style:
 
     @property
     def tint(self) -> Colour:
-        """The accent, faint enough to write on."""
+        """The accent colour, light enough for a background."""
         red, green, blue = (255 - (255 - part) // 8 for part in self.accent)
         return red, green, blue
 
@@ -106,7 +106,7 @@ def draw_report(report: Report) -> bytes:
 
 
 def draw_words(words: Sequence[str], seed: int) -> bytes:
-    """Draw single words, each as a tiny page of its own, as a PDF: what reading begins with."""
+    """Draw single words, each on its own tiny page, as a PDF: the first reading lessons."""
     random = Random(seed)
     with _new_pdf() as (pdf, fonts, buffer):
         for word in words:
@@ -119,7 +119,7 @@ def draw_words(words: Sequence[str], seed: int) -> bytes:
 
 @contextmanager
 def _new_pdf() -> Iterator[tuple[pdfium.PdfDocument, dict[str, object], BytesIO]]:
-    """Give a new PDF with its fonts, and a buffer that holds it in the end."""
+    """Yield a new PDF with its fonts, and the buffer to save it in."""
     buffer = BytesIO()
     pdf = pdfium.PdfDocument.new()
     fonts = {name: pdf_api.FPDFText_LoadStandardFont(pdf, name.encode()) for name in FONTS}
@@ -131,7 +131,7 @@ def _new_pdf() -> Iterator[tuple[pdfium.PdfDocument, dict[str, object], BytesIO]
 
 
 def _without_time(pdf: bytes) -> bytes:
-    """Put fixed values where pdfium writes the time and an id made from it."""
+    """Replace pdfium's timestamp, and the ID derived from it, by fixed values."""
     pdf = re.sub(rb"\(D:\d{14}", b"(D:20250101000000", pdf)
     return re.sub(rb"(?<=<)[0-9A-F]{32}(?=>)", b"0" * 32, pdf)
 

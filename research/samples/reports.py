@@ -1,7 +1,7 @@
-"""What sample reports say: pages of facts, and questions whose evidence sits in several parts of a page.
+"""The content of sample reports: pages of facts, and questions whose evidence is in several parts of a page.
 
-A report is a few pages under one title. Each fact belongs to one split by a hash of its words, so training,
-validation and test pages share no fact, however many are made.
+A report is a few pages under one title. A hash of its words assigns each fact to one split, so training, validation and
+test pages share no fact.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Page:
     heights: tuple[int, ...]  # in percent
     chart: str
     blocks: tuple[str, ...]  # from top to bottom
-    blank: frozenset[str] = frozenset()  # blocks whose place is left empty
+    blank: frozenset[str] = frozenset()  # blocks left blank
 
     @property
     def title(self) -> str:
@@ -62,15 +62,15 @@ class Page:
         return "\n".join(line for block in self.shown for line in parts[block])
 
     def clippings(self) -> list[Page]:
-        """Return each block as a small page of its own: easier to learn reading from."""
+        """Return each block as a separate small page: easier for learning to read."""
         return [replace(self, blocks=(block,)) for block in self.blocks]
 
     def keep(self, num: int, random: Random) -> Page:
-        """Return the page with only some of its blocks, the others blank: easier to learn finding it."""
+        """Return the page with only some of its blocks, the others blank: easier for learning retrieval."""
         return replace(self, blank=frozenset(random.sample(self.blocks, len(self.blocks) - num)))
 
     def facts(self) -> set[tuple[str, ...]]:
-        """Return what the page states: its title, each cell, each sentence, and which labels stand side by side."""
+        """Return the facts on the page: its title, each cell, each sentence, and adjacent labels."""
         cells = {
             ("table", good, measure, str(value))
             for good, row in zip(self.goods, self.values, strict=True)
@@ -85,7 +85,7 @@ class Page:
         )
 
     def evidence(self) -> set[tuple[str, str]]:
-        """Return every word or number that a question can ask for, with the part of the page where it stands."""
+        """Return every word or number that a question can ask for, with its part of the page."""
         found = {("title", self.place), ("title", self.theme)}
         found |= {("row", good) for good in self.goods} | {("column", measure) for measure in self.measures}
         found |= {("label", label) for label in self.labels}
@@ -107,7 +107,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Question:
-    """A question, the kind it is of, and the evidence that a page needs to answer it."""
+    """A question, its kind, and the evidence that a page needs to answer it."""
 
     text: str
     kind: str
@@ -115,19 +115,19 @@ class Question:
 
 
 def split_of(fact: Iterable[str]) -> str:
-    """Return the split that a fact belongs to: one in ten to test, one in ten to validation."""
+    """Return the split of a fact: 10 % test, 10 % validation."""
     return {0: "test", 1: "validation"}.get(crc32("|".join(fact).encode()) % 10, "train")
 
 
 def make_reports(num: int, *, split: str = "train", seed: int = 0) -> Iterator[Report]:
-    """Make reports, each from its own number: the first ones are the same however many are made."""
+    """Make reports, each seeded by its number: the first ones do not depend on the total."""
     if split not in SPLITS:
         raise UsageError(f"split {split!r} is not one of {', '.join(SPLITS)}")
     return (_make_report(f"{split}-{seed}-{i:05d}", split) for i in range(num))
 
 
 def arrange(report: Report, layout: str) -> Report:
-    """Return a report with the blocks of all its pages in one order, as in "table-chart-text"."""
+    """Return a report with the blocks of all pages in one order, as in "table-chart-text"."""
     blocks = tuple(layout.split("-"))
     if sorted(blocks) != sorted(BLOCKS):
         raise UsageError(f"layout {layout!r} is not an order of {', '.join(BLOCKS)}, as in {'-'.join(BLOCKS)}")
@@ -180,7 +180,7 @@ def _choose_value(random: Random, split: str, good: str, measure: str) -> int:
 
 
 def ask(page: Page, random: Random) -> list[Question]:
-    """Ask one question of each kind about a page; no kind has its whole evidence in one part of it."""
+    """Ask one question of each kind about a page; the evidence of each kind is in several parts of it."""
     good, row = random.choice(list(zip(page.goods, page.values, strict=True)))
     measure, value = random.choice(page.measures), random.choice(row)
     label, other = random.sample(page.labels, 2)

@@ -1,4 +1,4 @@
-"""A set of sample reports on disk: PDFs, questions about them, and which page answers which.
+"""Write a set of sample reports: PDFs, questions about them, and the pages that answer.
 
 pages/          the reports
 queries.jsonl   {"id", "query", "kind"}
@@ -31,16 +31,16 @@ from randslot.errors import UsageError
 from .drawing import POINTS, draw_report, draw_words
 from .reports import ANSWERS, RELATED, Page, Question, Report, arrange, ask, make_reports
 
-FEW, MANY = 500, 2000  # reports of the first lessons, and of the last: few pages seen often are learned faster at first
-PARTS = (1, 2, 3)  # how many blocks of a page are kept, the rest blank, for easy lessons
-EASY, EARLY, LATE = 5, 12, 14  # how often each page comes: a few in parts, a few whole, then many whole
-LINES = (1, 1, 2, 2, 3)  # how many lines of a page each of its queries has, at the most, if they are lines
-LINES_LATER = 1 / 3  # the share of whole pages that come with lines; the others come with questions
+FEW, MANY = 500, 2000  # reports in the first lessons, and in the last: repeating a few pages first speeds up learning
+PARTS = (1, 2, 3)  # numbers of blocks to keep in easy lessons, the rest blank
+EASY, EARLY, LATE = 5, 12, 14  # repetitions of each page: a few in parts, a few whole, then many whole
+LINES = (1, 1, 2, 2, 3)  # maximum number of lines per query made of lines
+LINES_LATER = 1 / 3  # the share of whole pages with lines as queries; the others have questions
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A question with the grades of the pages that count for it."""
+    """A question with the grades of its relevant pages."""
 
     id: str
     question: Question
@@ -78,9 +78,9 @@ def _holders(pages: dict[str, Page]) -> dict[tuple[str, str], set[str]]:
 def write_set(
     folder: Path, num_reports: int, *, split: str, seed: int, curriculum: bool = False, layout: str = ""
 ) -> tuple[int, int]:
-    """Write a set into a new or empty folder and return how many pages and questions it has.
+    """Write a set into a new or empty folder; return the numbers of pages and questions.
 
-    `layout` is one order of the blocks for all pages, as in "table-chart-text"; otherwise each page has its own.
+    `layout` is one order of blocks for all pages, as in "table-chart-text"; by default, each page has its own.
     """
     if num_reports < 1:
         raise UsageError(f"a set needs at least 1 report, not {num_reports}")
@@ -119,9 +119,9 @@ def _make_empty(folder: Path) -> None:
 
 
 def _write_reading(file: Path, reports: list[Report], random: Random) -> None:
-    """Write what to read, in order: single words, five of each page, then a block of each, then whole pages, twice.
+    """Write reading lessons in order: single words, five per page, then a block of each page, then whole pages, twice.
 
-    They are images, since a page of a PDF is rendered as large as a model may read it, and words shall stay small.
+    They are images: a PDF page would be rendered at the model's maximum size, but single words must stay small.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -140,7 +140,7 @@ Lesson = tuple[str, bytes]  # text, image
 
 
 def _draw(reports: list[Report], change: Callable[[Page], Page]) -> list[Lesson]:
-    """Draw every page, changed in some way, and return it with what is written on it."""
+    """Apply a change to every page; return its text and image."""
     drawn: list[Lesson] = []
     for report in reports:
         changed = replace(report, pages=tuple(map(change, report.pages)))
@@ -167,7 +167,7 @@ def _make_lessons(folder: Path, reports: list[Report], random: Random) -> Iterat
 
 
 def _write_parts(folder: Path, report: Report, random: Random) -> Iterator[tuple[tuple[str, Page], ...]]:
-    """Draw parts of a report's pages and yield, for each page, its parts and itself: where it is, and what is on it."""
+    """Draw parts of a report's pages; yield the path and content of each page's parts and of the page."""
     folder.mkdir(exist_ok=True)
     versions = [[(f"pages/{id}", page) for id, page in zip(page_ids(report), report.pages, strict=True)]]
     for num in PARTS:
@@ -188,7 +188,7 @@ def _choose_questions(page: Page, random: Random) -> list[str]:
 
 
 def _render(pdf: bytes) -> Iterator[bytes]:
-    """Yield each page of a PDF as a PNG, in the pixels that it was laid out in."""
+    """Yield each page of a PDF as a PNG, at its layout resolution."""
     with pdfium.PdfDocument(pdf) as document:
         for page in document:
             buffer = BytesIO()

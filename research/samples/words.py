@@ -1,4 +1,4 @@
-"""The words that sample reports are made of. None has more than six letters: each fits into one visual token."""
+"""The vocabulary of sample reports. No word has more than six letters, so that each fits into one visual token."""
 
 from __future__ import annotations
 

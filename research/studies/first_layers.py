@@ -1,4 +1,4 @@
-"""The first layers of a language model as a model of its own: a pretrained backbone that two cores can train.
+"""Cut a language model to its first layers: a pretrained backbone that two cores can train.
 
     python -m research.studies.first_layers data/smollm2-135m 6 data/smollm2-6
 

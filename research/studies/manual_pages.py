@@ -1,17 +1,16 @@
-"""Real pages for a study: pairs of section title and page from manuals that Debian ships, and held-out ones as tasks.
+"""Make study data from real manuals of Debian: pairs of section title and page for training, and held-out tasks.
 
     python -m research.studies.manual_pages data/study-manuals
     python -m research.studies.manual_pages data/study-manuals --spans 4    # only queries.jsonl, for a student
 
-It writes pairs.jsonl (training: a title, and the beginning of its page's text), spans.jsonl (the same, and any words of
-a page's beginning in a title's place, for a shared start), tasks/validation/NAME and tasks/test/NAME: sets as `randslot
-evaluate --data` takes them. Packages are fetched by name and unpacked, never installed. A package is on one side only,
-and no manual of a side is a translation of one on another. The task "questions" asks what people could ask about the
-test manuals; all other queries are titles. queries.jsonl has words of all pages of the training manuals, not only of
-those with titles.
+It writes pairs.jsonl (training: a title, and the beginning of its page's text), spans.jsonl (the same, plus random
+words from the beginning of pages as queries, for a shared start), tasks/validation/NAME and tasks/test/NAME: sets for
+`randslot evaluate --data`. Packages are fetched by name and unpacked, not installed. A package is in one split only,
+and splits share no translation of a manual. The task "questions" has realistic questions about the test manuals; all
+other queries are titles. queries.jsonl has words of all pages of the training manuals, including those without titles.
 
-A title is kept if it stands among the first characters of its page, which are what a small model gets to see of it, and
-if it names one page of its manual only.
+A title is kept if it is within the first characters of its page, which are all that a small model reads, and identifies
+one page of its manual.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ from randslot.training.pairs import is_useful, read_outline, read_spans
 from research.debian import unpack_debian
 from research.manuals import list_questions
 
-SEEN = 320  # characters of a page among which a title must stand: about 96 tokens
+SEEN = 320  # a title must be within these first characters of a page: about 96 tokens
 KEPT = 800  # characters of a page's text in a training pair
-SPANS, SPAN_SEEN = 4, 200  # of a training page, and among how many of its first characters
+SPANS, SPAN_SEEN = 4, 200  # per training page, and from how many of its first characters
 MOST_PAGES = 100  # of a held-out manual: those with titles first
 SEED = 0
 
@@ -75,7 +74,7 @@ class Manual:
 
 
 def read_manual(file: Path) -> Manual:
-    """Read the titles of a manual that name one of its pages each, and stand at its beginning."""
+    """Read the titles of a manual that identify one page each and are at its beginning."""
     entries = list(dict.fromkeys(entry for entry in read_outline(file) if is_useful(entry[0])))
     counts = Counter(title.casefold() for title, _ in entries)
     titles: dict[int, list[str]] = {}
@@ -91,7 +90,7 @@ def read_manual(file: Path) -> Manual:
 
 
 def plain(text: str) -> str:
-    """Return text as titles are compared: whatever stands between letters and digits."""
+    """Normalise text for comparing titles, ignoring all but letters and digits."""
     return " ".join("".join(letter if letter.isalnum() else " " for letter in text.casefold()).split())
 
 
@@ -119,7 +118,7 @@ def write_lines(file: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_pairs(output: Path, packages: Path) -> int:
-    """Write the training pairs: a row a title."""
+    """Write the training pairs: one row per title."""
     rows: list[dict[str, Any]] = []
     for package, left_out in TRAINING.items():
         for file in fetch(package, packages):
@@ -134,7 +133,7 @@ def write_pairs(output: Path, packages: Path) -> int:
 
 
 def write_queries(output: Path, packages: Path, num: int) -> int:
-    """Write what a student can learn from: all titles of the training manuals, and words of each of their pages."""
+    """Write training queries for a student: all titles of the training manuals, and words of each page."""
     dice = random.Random(SEED)
     queries: dict[str, None] = {}
     for package, left_out in TRAINING.items():
@@ -150,7 +149,7 @@ def write_queries(output: Path, packages: Path, num: int) -> int:
 
 
 def cut_spans(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return some words in a row from the beginning of every page, each with its page, and the titles between them."""
+    """Return random spans from the beginning of every page, each with its page, interleaved with the titles."""
     dice = random.Random(SEED)
     spans: list[dict[str, Any]] = []
     for text in dict.fromkeys(row["page"] for row in rows):
@@ -164,7 +163,7 @@ def cut_spans(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def choose_pages(manual: Manual, also: set[int]) -> list[int]:
-    """Return the pages of a task in their order: those that must be there, then pages with titles, then others."""
+    """Return the pages of a task, in order: required pages, then pages with titles, then others."""
     dice = random.Random(SEED)
     with pdfium.PdfDocument(manual.file) as pdf:
         others = [number for number in range(1, len(pdf) + 1) if number not in manual.titles]
@@ -180,14 +179,14 @@ def copy_pages(file: Path, pages: list[int], target: Path) -> None:
     with pdfium.PdfDocument(file) as pdf, pdfium.PdfDocument.new() as some:
         some.import_pages(pdf, [number - 1 for number in pages])
         some.save(target)
-    # It has the day and a random number in it: without them the same pages are the same file, and the same study.
+    # Remove the date and a random number, so that the same pages give the same file and study.
     made = re.sub(rb"/CreationDate\(D:\d{14}", b"/CreationDate(D:20000101000000", target.read_bytes())
     made = re.sub(rb"/ID\[<\w{32}><\w{32}>\]", b"/ID[<%b><%b>]" % (b"0" * 32, b"0" * 32), made)
     target.write_bytes(made)
 
 
 def write_task(folder: Path, name: str, manual: Manual, pages: list[int]) -> None:
-    """Write a set of some pages of a manual, with their titles as queries."""
+    """Write a set of pages of a manual, with their titles as queries."""
     copy_pages(manual.file, pages, folder / "pages" / f"{name}.pdf")
     queries: list[dict[str, Any]] = []
     grades: list[dict[str, Any]] = []

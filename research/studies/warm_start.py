@@ -1,10 +1,10 @@
-"""A shared start for the strategies of a study: a backbone that has learned to put one query beside one page.
+"""Train a shared start for the strategies of a study: a backbone with a first contrastive training.
 
     python -m research.studies.warm_start research/studies/smollm2-start.toml
 
-The states of a language model all point the same way, so that training spends its first hundred steps on telling pages
-apart at all. Here it does that once, for all strategies: with one vector a side, hence without a slot, all weights but
-the embeddings. What comes out is a backbone like any other, in the output folder of the recipe.
+The states of a language model all point the same way, so training spends its first hundred steps on separating pages at
+all. This does it once for all strategies: with one vector per side, hence no slots, on all weights but the embeddings.
+The result is an ordinary backbone in the output folder of the recipe.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from research.pretrain import save_backbone
 
 
 class WarmStart(TrainingRun):
-    """A run that leaves the embeddings as they are."""
+    """A run with frozen embeddings."""
 
     def make_model(self) -> RandSlotModel:
         model = super().make_model()
@@ -30,11 +30,11 @@ class WarmStart(TrainingRun):
 
 
 def warm_start(recipe: Recipe, *, resume: bool = False) -> Path:
-    """Train by a recipe, and return the folder with the backbone; the run itself is in `run` there."""
+    """Train by a recipe; return the folder with the backbone, which has the run in `run`."""
     if recipe.lora or (recipe.query_vectors, recipe.page_vectors) != (1, 1):
-        raise UsageError("a shared start has no slots and no adapter: set lora = false and one vector a side")
+        raise UsageError("a shared start has no slots and no adapter. Set lora = false and one vector per side.")
     output = Path(recipe.output)
-    model = WarmStart(replace(recipe, output=str(output / "run")), resume).go()
+    model = WarmStart(replace(recipe, output=str(output / "run")), resume).run()
     save_backbone(model.backbone, output)
     return output
 
@@ -42,8 +42,10 @@ def warm_start(recipe: Recipe, *, resume: bool = False) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="another value of the recipe")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a value of the recipe"
+    )
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     asked = parser.parse_args()
     print(warm_start(read_recipe(asked.recipe, asked.set), resume=asked.resume))
 

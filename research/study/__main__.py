@@ -18,7 +18,7 @@ from .run import run_study
 
 def study(
     file: Annotated[Path, typer.Argument(help="TOML file, such as research/studies/small.toml.")],
-    report: Annotated[bool, typer.Option("--report", help="Only write the report, from the rows.")] = False,
+    report: Annotated[bool, typer.Option("--report", help="Only write the report, from existing rows.")] = False,
 ) -> None:
     """Train every strategy with several seeds, and compare them with the paper's claims.
 

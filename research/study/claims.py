@@ -1,7 +1,7 @@
-"""The paper's claims, one by one: what it found, what the rows of a study say, and whether that is more than noise.
+"""Test the paper's claims one by one on the rows of a study, with intervals.
 
-The bootstrap draws queries within their task, and seeds with all their queries, the same for all arms: differences are
-paired. A measure is computed from what was drawn, and averaged over seeds.
+The bootstrap resamples queries within tasks, and seeds with all their queries, identically for all arms: differences
+are paired. A measure is computed per resample, and averaged over seeds.
 
 Shapes: N draws, T tasks, Q queries of a task, C columns of a row, S seeds, M measures.
 """
@@ -26,7 +26,7 @@ from .plan import BASE, BUDGET, CONTENTS, METHOD, STRATEGIES, Extra, Study
 from .run import BUDGETS, COLUMNS, SINGLES, WINS, check_settings
 
 CONFIRMED, CONTRADICTED, NOISE = "confirmed", "contradicted", "within noise"
-MARGIN = 1.0  # points within which two inferences count as alike
+MARGIN = 1.0  # equivalence margin of two inferences, in points
 V3 = "ViDoRe(v3)"
 FULL = f"k{BUDGET}"
 MEASURES = [*BUDGETS, "H", "U", "gain"]
@@ -50,14 +50,14 @@ Key = tuple[str, str]  # arm, inference
 
 @dataclass(frozen=True)
 class Row:
-    """One run: its record, and by inference and task the lines of its queries (Q, C)."""
+    """One run: its record, and the lines of its queries (Q, C) by inference and task."""
 
     record: dict[str, Any]
     lines: dict[str, dict[str, Array]]
 
 
 def read_rows(study: Study) -> list[Row]:
-    """Read the rows of all runs of arms that are complete; UsageError if a strategy is not, or has other settings."""
+    """Read the rows of all complete arms; UsageError if a strategy is incomplete or has other settings."""
     folder = Path(study.results)
     missing = [job for job in study.jobs if not (folder / f"{job[0]}-{job[1]}.json").is_file()]
     unfinished = {arm for arm, _ in missing}
@@ -70,7 +70,7 @@ def read_rows(study: Study) -> list[Row]:
             continue
         file = folder / f"{arm}-{seed}.json"
         record = read_json(file)
-        now = study.settings(arm, seed, hashed=False)  # a backbone and data need not exist any more
+        now = study.settings(arm, seed, hashed=False)  # the backbone and data may be gone
         check_settings(file, record["settings"], {name: now[name] for name in now.keys() - set(CONTENTS)})
         lines = {inference: _read_lines(folder, record, inference) for inference in record["inference"]}
         rows.append(Row(record, lines))
@@ -96,7 +96,7 @@ def _read_lines(folder: Path, record: dict[str, Any], inference: str) -> dict[st
 
 @dataclass(frozen=True)
 class Measured:
-    """One arm with one inference: each measure by seed (S, M), and its mean over seeds in every draw (N, M)."""
+    """One arm with one inference: each measure by seed (S, M), and its mean over seeds per resample (N, M)."""
 
     by_seed_SM: Array
     drawn_NM: Array
@@ -138,7 +138,7 @@ def measure_rows(rows: list[Row], *, draws: int = DRAWS, seed: int = 42) -> dict
     sizes_T = np.array([len(next(iter(lines.values()))[task]) for task in tasks], dtype=float)
     random = np.random.default_rng(seed)
     drawn: dict[tuple[str, str, int], list[Array]] = {key: [] for key in lines}
-    for start in range(0, draws, 1000):  # how often each query of each task is drawn, in blocks of draws
+    for start in range(0, draws, 1000):  # how often each query of each task is drawn, in blocks of resamples
         num = min(1000, draws - start)
         counts = [random.multinomial(int(size), np.full(int(size), 1 / size), num).astype(float) for size in sizes_T]
         for key, by_task in lines.items():
@@ -161,7 +161,7 @@ def measure_rows(rows: list[Row], *, draws: int = DRAWS, seed: int = 42) -> dict
 
 @dataclass(frozen=True)
 class Question:
-    """Whether a measure of an arm with an inference is above that of another, below it, alike, or no worse."""
+    """A question: is a measure of an arm and inference above another's, below it, equal, or no worse?"""
 
     text: str
     measure: str
@@ -174,7 +174,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Claim:
-    """A question with its answer: the difference, its interval, how many seeds agree, and the verdict."""
+    """A question with its answer: the difference, its interval, the number of agreeing seeds, and the verdict."""
 
     question: Question
     difference: float
@@ -185,7 +185,7 @@ class Claim:
 
 
 def judge_question(question: Question, found: dict[Key, Measured]) -> Claim:
-    """Judge whether a difference is as the question wants it, by its interval and by each seed."""
+    """Judge a question by the interval of the difference and by each seed."""
     left, right, right_measure = found[question.left], found[question.right], question.right_measure or question.measure
     by_seed = np.subtract(left.seeds(question.measure), right.seeds(right_measure))
     draws = left.draws(question.measure) - right.draws(right_measure)
@@ -206,7 +206,7 @@ def judge_question(question: Question, found: dict[Key, Measured]) -> Claim:
 
 
 def ask_paper() -> Iterator[Question]:
-    """Yield the paper's claims that can be judged here."""
+    """Yield the paper's claims that can be tested here."""
     own, base = (METHOD, METHOD), (BASE, BASE)
     for arm, title in STRATEGIES.items():
         if arm != METHOD:
@@ -236,7 +236,7 @@ def ask_paper() -> Iterator[Question]:
 
 
 def judge_extra(study: Study, extra: Extra, found: dict[Key, Measured]) -> tuple[list[Claim], str] | None:
-    """Judge the hypothesis of an extra: its differences by budget, and whether it holds; None without all its rows."""
+    """Judge the hypothesis of an extra: its differences by budget, and the verdict; None if rows are missing."""
     left, right = ((arm, study.inferences(arm)[0]) for arm in (extra.name, extra.against))
     if left not in found or right not in found:
         return None
@@ -273,7 +273,7 @@ def paper_averages(table: str, method: str) -> tuple[float | None, float | None]
 
 
 def paper_budgets(method: str) -> list[float]:
-    """Return the paper's sweep of one method, from one vector a side on; empty if it has none."""
+    """Return the paper's budget sweep of one method, from one vector per side; empty if there is none."""
     return [row.averages[V3] for row in _rows("table11", method)]
 
 

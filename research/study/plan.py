@@ -1,4 +1,4 @@
-"""What a study is: a TOML file that names a recipe, seeds, steps and tasks. Its runs differ in strategy and seed only.
+"""The plan of a study: a TOML file with a recipe, seeds, steps and tasks. Runs differ in strategy and seed only.
 
 Tasks are page layouts of the sample reports, or your own sets.
 """
@@ -24,17 +24,17 @@ from research.samples.sets import write_set
 
 BASE, METHOD = "zero", "random"
 PAPER_METHODS = {row.method for row in published_tables()["table3"].rows}
-# Those that the paper compares, under its names.
+# The paper's strategies, under its names.
 STRATEGIES = {name: strategy.title for name, strategy in slots.STRATEGIES.items() if strategy.title in PAPER_METHODS}
-BUDGET, MAX_BUDGET = 4, 8  # vectors a side: trained and judged with, and swept up to
-CONTENTS = ("backbone", "data", "sets")  # settings that are recorded by a hash of their content if they are local
+BUDGET, MAX_BUDGET = 4, 8  # vectors per side: for training and judging, and the maximum of the sweep
+CONTENTS = ("backbone", "data", "sets")  # settings recorded by a content hash if they are local
 
 
 @dataclass(frozen=True)
 class Extra:
-    """One more arm beside the five, with its hypothesis: at which budgets it is better than an arm, and no worse.
+    """An additional arm, with its hypothesis: the budgets at which it is better or no worse than another arm.
 
-    against: that arm. below: the budgets at which it is behind that arm with all its vectors. budget: of each side, in
+    against: that arm. below: the budgets at which it is behind that arm with all its vectors. budget: per side, in
     training.
     """
 
@@ -68,8 +68,8 @@ class Study:
     reports: int = 0  # for each layout
     sets: str = ""  # instead of layouts: a folder with test/, which holds a set for every task
     side_by_side: int = 2  # runs at once, with one thread each
-    train_reports: int = 0  # make training pages from this many reports; 0: the recipe's data
-    set: dict[str, Any] = field(default_factory=dict)  # other values for the recipe, the same for all runs
+    train_reports: int = 0  # generate training pages from this many reports; 0: the recipe's data
+    set: dict[str, Any] = field(default_factory=dict)  # overrides of the recipe, for all runs
     extra: list[Extra] = field(default_factory=list)
     note: str = ""  # for readers of the report
 
@@ -88,7 +88,7 @@ class Study:
         return jobs
 
     def inferences(self, arm: str) -> list[str]:
-        """Return what is appended at inference: zeros can replace random slots."""
+        """Return the inference strategies of an arm: zeros can replace random slots."""
         chosen = self.make_recipe(arm, self.seeds[0]).slots
         return [METHOD, BASE] if chosen == METHOD else [chosen]
 
@@ -103,11 +103,13 @@ class Study:
         values |= {"seed": seed, "steps": self.steps, "validation": "", "validate_every": 0}
         recipe = make_recipe(values | {"output": str(Path(self.folder, "runs", f"{arm}-{seed}"))})
         if not recipe.shuffle:
-            raise UsageError(f"{self.recipe} keeps the order of its data, which makes seeds equal: set shuffle = true")
+            raise UsageError(
+                f"{self.recipe} keeps the order of its data, which makes all seeds equal. Set shuffle = true."
+            )
         return recipe
 
     def settings(self, arm: str, seed: int, *, hashed: bool = True) -> dict[str, Any]:
-        """Return all that decides the rows of a run; hashed: local files by a hash of their content."""
+        """Return all settings that determine the rows of a run; hashed: local files by content hash."""
         values: dict[str, Any] = json.loads(json.dumps(list_values(self.make_recipe(arm, seed))))
         for name in RUNTIME_KEYS:
             del values[name]
@@ -118,7 +120,7 @@ class Study:
         return values
 
     def tasks(self) -> list[Task]:
-        """Return the tasks; sample pages are made first if they are missing."""
+        """Return the tasks, generating sample pages if they are missing."""
         if self.sets:
             return [own_task(folder) for folder in sorted(Path(self.sets, "test").iterdir()) if folder.is_dir()]
         for seed, layout in enumerate(self.layouts):  # no two tasks have the same reports
@@ -135,11 +137,11 @@ class Study:
 
 
 def make_set(folder: Path, **options: Any) -> None:
-    """Write a set of sample pages if it is missing; refuse one that was made with other options."""
+    """Write a set of sample pages if it is missing; UsageError if it was made with other options."""
     made, content = folder / "made.json", json.dumps(options) + "\n"
     if folder.is_dir():
         if not made.is_file() or made.read_text(encoding="utf-8") != content:
-            raise UsageError(f"{folder} was made with other options: remove it, or change the study's file back")
+            raise UsageError(f"{folder} was made with other options. Remove it, or revert the study's file.")
         return
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The report of a study: Markdown and figures, from its rows alone. Winners and readouts are the package's tables."""
+"""Write the report of a study: Markdown and figures, from its rows. Winners and readouts use the package's tables."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def write_report(study: Study) -> Path:
 
 
 class Report:
-    """All that the report says, from the rows of a study."""
+    """The content of the report, from the rows of a study."""
 
     def __init__(self, study: Study) -> None:
         self.study = study
         self.rows = read_rows(study)
         self.found = measure_rows(self.rows)
         self.claims = [judge_question(question, self.found) for question in ask_paper()]
-        # The five strategies as they are trained, then zeros at inference, then extras.
+        # The five strategies as trained, then zeros at inference, then extras.
         self.keys: list[Key] = [*((arm, arm) for arm in STRATEGIES), (METHOD, BASE)]
         self.keys += [key for key in self.found if key[0] not in STRATEGIES]
 
@@ -92,7 +92,7 @@ class Report:
         return [row.record["inference"][key[1]] for row in self.rows if row.record["arm"] == key[0]]
 
     def columns(self, key: Key, *names: str) -> dict[str, np.ndarray[Any, Any]]:
-        """Return by task the sums over queries of some columns, seed by seed: (S, C)."""
+        """Return the sums over queries of columns by task, seed by seed: (S, C)."""
         rows = [row.lines[key[1]] for row in self.rows if row.record["arm"] == key[0]]
         places = [COLUMNS.index(name) for name in names]
         return {task: np.stack([lines[task][:, places].sum(0) for lines in rows]) for task in rows[0]}
@@ -107,7 +107,7 @@ class Report:
         return found
 
     def readouts(self, key: Key) -> list[Readouts]:
-        """Return the interventions of an arm, seed by seed; those of one page readout by task."""
+        """Return the ablations of an arm, seed by seed; those of one page readout by task."""
         found = []
         for place, (seed, record) in enumerate(zip(self.study.seeds, self.records(key), strict=True)):
             full, singles = {}, {}
@@ -227,10 +227,10 @@ class Report:
         return _markdown(Table("", ["vectors", "side that varies", *map(str, counts)], lines))
 
     def draw_budgets(self, file: Path) -> None:
-        """Draw the scores by budget, with bands, beside the paper's."""
+        """Plot the scores by budget, with bands, next to the paper's."""
         here: dict[str, list[float]] = {}
         spread: dict[str, list[float]] = {}
-        # Zeros at inference only for RandSlot itself: a picture has seven colours.
+        # Zeros at inference only for RandSlot itself: a figure has seven colours.
         for key in [key for key in self.keys if key[0] in STRATEGIES or key[1] != BASE][:7]:
             by_budget = [self.found[key].seeds(f"k{num}") for num in range(1, MAX_BUDGET + 1)]
             here[self.name(key)] = [mean(seeds) for seeds in by_budget]
@@ -276,7 +276,7 @@ class Report:
 
 
 def _markdown(table: Table) -> str:
-    """Return a table without its title, which a section of the report has already."""
+    """Return a table without its title, which the section already has."""
     return write_table(table, "md").partition("\n\n")[2].strip()
 
 

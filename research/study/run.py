@@ -1,8 +1,8 @@
-"""Run a study: train and evaluate every arm with every seed, some side by side, and keep rows of each run.
+"""Run a study: train and evaluate every arm with every seed, in parallel, and write rows of each run.
 
-A run's rows are a JSON file, and for each inference a CSV with a line a query: nDCG@5 with the first 1 to 8 vectors of
-both sides (k1 ...), with only one page readout of four (d1 ...), how often each page readout wins MaxSim over the right
-pages of the query (w1 ...), and how many right pages and distinct winners there are.
+A run's rows are a JSON file and, for each inference, a CSV with one line per query: nDCG@5 with the first 1 to 8
+vectors of both sides (k1 ...), with only one page readout of four (d1 ...), how often each page readout wins MaxSim
+over the relevant pages of the query (w1 ...), and the numbers of relevant pages and distinct winners.
 
 Shapes: Q queries of a task, C columns.
 """
@@ -60,20 +60,20 @@ COLUMNS = [*BUDGETS, *SINGLES, *WINS, "pairs", "distinct"]
 
 
 def run_study(study: Study, console: Console) -> None:
-    """Do all runs without rows; RandSlotError names those that failed."""
+    """Run all jobs without rows; RandSlotError names those that failed."""
     logs = Path(study.folder, "logs")
     logs.mkdir(parents=True, exist_ok=True)
     lock = FileLock(Path(study.folder, "lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise UsageError(f"another process runs the study in {study.folder}: wait for it, or stop it") from error
+        raise UsageError(f"another process runs the study in {study.folder}. Wait for it, or stop it.") from error
     study.make_training_pages()
     study.tasks()
     jobs = [job for job in study.jobs if not is_done(study, *job)]
     console.print(f"{len(study.jobs) - len(jobs)} of {len(study.jobs)} runs are done")
     failed = []
-    # Read by every process of the pool when it starts: one thread each.
+    # One thread per worker, which reads this when it starts.
     os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     pool = ProcessPoolExecutor(study.side_by_side, multiprocessing.get_context("spawn"), start_worker)
     try:
@@ -82,7 +82,7 @@ def run_study(study: Study, console: Console) -> None:
             name = futures[future]
             try:
                 future.result()
-            except Exception as error:  # one that fails must not stop the others
+            except Exception as error:  # a failed run must not stop the others
                 failed.append(name)
                 console.print(f"{name} failed: {error}")
             else:
@@ -109,16 +109,16 @@ def is_done(study: Study, arm: str, seed: int) -> bool:
 
 
 def check_settings(file: Path, before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Refuse rows that were made with other settings, naming one."""
+    """Raise UsageError for rows made with other settings, naming one."""
     for name in now.keys() & before.keys():
         if before[name] != now[name]:
             old, new = before[name], now[name]
-            raise UsageError(f"{file} was made with {name} = {old!r}, not {new!r}: remove it, or write rows elsewhere")
+            raise UsageError(f"{file} was made with {name} = {old!r}, not {new!r}. Remove it, or write rows elsewhere.")
 
 
 def start_worker() -> None:
-    """Let a process of the pool compute with one thread, and end with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    """Limit a worker to one thread, and make it exit with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     torch.set_num_threads(1)
 
     def end_with_parent() -> None:
@@ -131,7 +131,7 @@ def start_worker() -> None:
 
 
 def run_job(study: Study, arm: str, seed: int) -> None:
-    """Train and evaluate one model and write its rows, in a process of the pool; its output goes to a log."""
+    """Train and evaluate one model and write its rows, in a worker; its output goes to a log."""
     with Path(study.folder, "logs", f"{arm}-{seed}.log").open("a", encoding="utf-8") as log:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -141,7 +141,7 @@ def run_job(study: Study, arm: str, seed: int) -> None:
     started, name = time.perf_counter(), f"{arm}-{seed}"
     trained = read_json(Path(recipe.output, RUN))
     if trained["steps"] != study.steps:
-        raise RandSlotError(f"{recipe.output} has {trained['steps']} steps, not {study.steps}: set more epochs")
+        raise RandSlotError(f"{recipe.output} has {trained['steps']} steps, not {study.steps}. Set more epochs.")
     folder = Path(study.folder, "evaluations", name)
     for inference in study.inferences(arm):
         model = load(recipe.output, inference=inference, query_vectors=MAX_BUDGET, page_vectors=MAX_BUDGET)
@@ -173,11 +173,11 @@ def run_job(study: Study, arm: str, seed: int) -> None:
             Path(study.results, f"{name}-{inference}.csv"),
             {task: measure_queries(subsets[0]) for task, subsets in run.tasks.items()},
         )
-    write_json(Path(study.results, f"{name}.json"), record)  # last: a run that has it is complete
+    write_json(Path(study.results, f"{name}.json"), record)  # written last: marks the run as complete
 
 
 def measure_inference(run: CachedRun) -> dict[str, Any]:
-    """Return what the lines of queries cannot give: budgets of one side, interventions, who wins for whom."""
+    """Return what the lines of queries cannot give: budgets of one side, ablations, pairs of winners."""
     swept = {str(side): scores for _, side, *scores in sweep_budgets([run], BUDGET).rows}
     readouts, winners = intervene(run, BUDGET), count_winners(run, BUDGET)
     return {

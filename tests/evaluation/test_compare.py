@@ -99,7 +99,7 @@ def test_compare_refuses_what_cannot_be_paired(tmp_path):
     for folders, message in [
         ([first], "only one run found: first, zero"),
         ([first, other], "differ in queries or pages of task"),
-        ([first, tasks], "not the same tasks"),
+        ([first, tasks], "Evaluate both on the same tasks"),
     ]:
         with pytest.raises(UsageError, match=message):
             compare_runs(folders)
@@ -159,10 +159,10 @@ def test_models_are_compared_on_the_same_pages(tmp_path: Path) -> None:
 
 def test_what_cannot_be_compared_is_told(tmp_path: Path) -> None:
     write_set(tmp_path / "own", 1, split="test", seed=0)
-    with pytest.raises(UsageError, match="pass two or more to compare"):
+    with pytest.raises(UsageError, match="pass at least two to compare"):
         compare_models(["words"], own_task(tmp_path / "own"), tmp_path / "out")
     (vidore,) = find_tasks([], ["esg"])
-    with pytest.raises(UsageError, match="require a local set"):
+    with pytest.raises(UsageError, match="need a local set"):
         compare_models(["words", "embedded"], vidore, tmp_path / "out")
     arguments = ["compare", "words", "embedded", "--data", str(tmp_path / "own"), "--base", "words"]
     assert isinstance(CliRunner().invoke(app, arguments).exception, UsageError)

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from randslot.cli import app
 from randslot.evaluation.analysis import CachedRun
-from randslot.evaluation.frontier import published_points, score_frontier, show_frontier, store
+from randslot.evaluation.frontier import published_points, quantise, score_frontier, show_frontier
 from randslot.evaluation.published import TASKS
 from research.samples.sets import write_set
 from support import others
@@ -98,7 +98,7 @@ def test_pages_of_several_lengths_are_not_padded(tmp_path):
 @pytest.mark.parametrize(("storage", "most"), [("fp16", 1e-3), ("int8", 0.01), ("1-bit", 0.3)])
 def test_what_is_stored_is_near(storage, most):
     vectors = normalize(torch.randn(50, 4, 128, generator=torch.Generator().manual_seed(0)), dim=-1)
-    cosines = torch.cosine_similarity(vectors, store(vectors, storage), dim=-1)
+    cosines = torch.cosine_similarity(vectors, quantise(vectors, storage), dim=-1)
     assert 1 - float(cosines.min()) < most
 
 

@@ -137,6 +137,6 @@ def test_a_copy_that_changed_is_read_anew(tmp_path):
 
 
 def test_without_network_it_is_one_line(capfd):
-    with pytest.raises(RandSlotError, match=r"cannot load vidore/vidore_v3_hr_mteb_format: .*Without network"):
+    with pytest.raises(RandSlotError, match=r"cannot load vidore/vidore_v3_hr_mteb_format: .*Offline, pass copies"):
         list(find_tasks([], ["hr"])[0].subsets())
     assert not capfd.readouterr().err

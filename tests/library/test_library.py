@@ -462,7 +462,7 @@ def test_a_model_that_plain_sentence_transformers_loaded_is_the_same_model(tmp_p
         hits = library.search("tax", 3)
     with Library(tmp_path / "lib", randslot.load(saved)) as library:
         assert library.search("tax", 3) == hits
-    with pytest.raises(UsageError, match="takes a loaded model, or the folder or hub id of one, not int"):
+    with pytest.raises(UsageError, match="pass a loaded model, or its folder or hub id, not int"):
         Library(tmp_path / "lib", 7)
 
 

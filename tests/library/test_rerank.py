@@ -214,7 +214,7 @@ def save_vision_reranker(folder: Path) -> Path:
 
 
 def test_what_is_no_reranker_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RandSlotError, match="lacks weights, such as classifier"):  # an embedding model
+    with pytest.raises(RandSlotError, match="has missing weights, such as classifier"):  # an embedding model
         open_reranker(str(others.save_minilm(tmp_path / "minilm-for-vectors")) + "-inner")
     with pytest.raises(RandSlotError, match="returns 3 scores per page: choose"):
         open_reranker(str(save_reranker(tmp_path / "labels", num_labels=3)))
@@ -307,7 +307,7 @@ def test_a_server_reranks(library: Library, monkeypatch: pytest.MonkeyPatch, ans
 @pytest.mark.parametrize(
     ("answer", "note"),
     [
-        (lambda body: (500, {"error": {"message": "out of memory"}}), "answers 500: out of memory; hits are not"),
+        (lambda body: (500, {"error": {"message": "out of memory"}}), "returned 500: out of memory; hits are not"),
         (lambda body: (200, {"results": []}), "cannot rerank with http://.*; hits are not reranked"),
         (lambda body: (200, {"hello": "world"}), "cannot rerank with http://.*: 'results'"),
         (lambda body: (time.sleep(1.0), (200, {}))[1], "took longer than 0.3 s; hits are not reranked"),

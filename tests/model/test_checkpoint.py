@@ -248,14 +248,14 @@ ADAPTER, TABLES, BACKBONE = "adapter_model.safetensors", "slots.safetensors", "b
         ("adapter_config.json", b"{", "cannot read adapter_config.json"),
         (TABLES, cut, "slot tables of .*: tables.weight has shape"),
         (TABLES, None, "slot tables of .*: tables.weight has no weight"),
-        (BACKBONE, drop, "lacks 1 weights and .*, such as .*: get it again"),
-        (BACKBONE, grow, "has 1 unknown ones, such as extra"),
+        (BACKBONE, drop, r"has 1 missing and .* weights, such as .*\. Download it again\."),
+        (BACKBONE, grow, "and 1 unexpected weights, such as extra"),
         (BACKBONE, b"x" * 99, "cannot load backbone"),
         ("backbone/config.json", {"model_type": "mistral"}, "is a 'mistral' model; RandSlot runs on .*qwen3_vl"),
         ("tokenizer.json", b"{}", "cannot load the tokenizer or image processor"),
         ("randslot.json", b"{", "cannot read .*randslot.json: "),
         ("randslot.json", {"format": 99}, "has format 99"),
-        ("randslot.json", {"extra": 1}, "lacks settings or has unknown ones: extra"),
+        ("randslot.json", {"extra": 1}, "has missing or unknown settings: extra"),
         ("randslot.json", {"page_vectors": 0}, "page_vectors must be a whole number from 1"),
         ("randslot.json", {"stored": {"query": 3}}, "cannot read .*randslot.json: 'page'"),
     ],
@@ -298,11 +298,11 @@ def test_a_backbone_of_another_size_or_family_is_refused(saved, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slots": "zero"}, "is trained with slots='learned'"),
+        ({"slots": "zero"}, "was trained with 'learned'"),
         ({"revision": "main"}, "revision='main' requires a hub id"),
         ({"inference": "fixed"}, "needs stored slots"),
         ({"name": "no-such-thing"}, "not a folder, and not a hub ID"),
-        ({"name": "owner/nothing"}, "cannot get model owner/nothing: not in the local cache"),
+        ({"name": "owner/nothing"}, "cannot download model owner/nothing: not in the local cache"),
     ],
 )
 def test_wrong_uses_of_load_are_one_line(options, message, saved):

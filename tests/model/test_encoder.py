@@ -54,7 +54,7 @@ def test_settings_of_a_model_in_use_change_what_it_does(pages):
     model.use(visual_tokens=1536)
     assert close(model.encode_document(pages[1]), zero)
     for slots in ("zero", "tokens"):
-        with pytest.raises(UsageError, match="this model is trained with slots='random'"):
+        with pytest.raises(UsageError, match="cannot change slots: this model was trained with 'random'"):
             model.use(slots=slots)
     with pytest.raises(UsageError, match="unknown setting 'vectors'; known ones: inference, page_vectors"):
         model.use(vectors=3)
@@ -90,7 +90,7 @@ def test_wrong_inputs_are_named(pages):
     ):
         with pytest.raises(RandSlotError, match=message):
             encode(given)
-    with pytest.raises(RandSlotError, match="no prompt can be given here"):
+    with pytest.raises(RandSlotError, match="the template has its own prompt"):
         model.encode_document(pages, prompt="Read: ")
 
 

@@ -93,7 +93,7 @@ def test_the_type_of_a_sentence_transformers_folder(copied: Path) -> None:
     config.write_text('{"query_prefix": "[Q] ", "query_length": 32}')  # as PyLate writes it
     assert kind_of(copied) == "multi-vector"
     config.write_text('{"model_type": "CrossEncoder"}')
-    with pytest.raises(RandSlotError, match="is a CrossEncoder, which has no vectors of pages"):
+    with pytest.raises(RandSlotError, match="is a CrossEncoder, which makes no vectors"):
         open_model(str(copied))
 
 
@@ -184,8 +184,8 @@ def break_modules(folder: Path) -> None:
         (point_to_lfs, "git lfs pull"),
         (lose_weights, "cannot load"),
         (lose_a_shard, "cannot load"),
-        (lose_a_tensor, r"lacks weights, such as encoder.layer.1.output.dense.weight"),
-        (lose_tokenizer, "lacks its tokenizer"),
+        (lose_a_tensor, r"has missing weights, such as encoder.layer.1.output.dense.weight"),
+        (lose_tokenizer, "has no tokenizer"),
         (break_modules, "cannot load"),
     ],
 )

@@ -156,7 +156,7 @@ def test_an_adapter_that_fits_nothing_is_told(folders: dict[str, Path], tmp_path
     folder = Path(shutil.copytree(folders["colqwen-adapter"], tmp_path / "adapter"))
     weights = load_file(folder / "adapter_model.safetensors")
     save_file({f"base_model.{key}": value for key, value in weights.items()}, folder / "adapter_model.safetensors")
-    with pytest.raises(RandSlotError, match=r"lacks weights, such as .*lora"):
+    with pytest.raises(RandSlotError, match=r"has missing weights, such as .*lora"):
         open_model(str(folder))
 
 
@@ -180,7 +180,7 @@ def test_pages_of_every_model_with_several_vectors_can_be_reduced(folders: dict[
 @pytest.mark.parametrize(
     ("name", "options", "line"),
     [
-        ("minilm", {"reduction": "kmeans", "page_vectors": 4}, "for a model with a unit vector for every token"),
+        ("minilm", {"reduction": "kmeans", "page_vectors": 4}, "need a model with a unit vector for every token"),
         ("minilm", {"page_vectors": 0}, "page_vectors must be a whole number from 1"),
         ("minilm", {"query_vectors": 4}, "query_vectors=4 cannot be set for this model"),
         ("colbert", {"page_vectors": 4}, "reduction and page_vectors go together"),
@@ -262,7 +262,7 @@ def test_numbers_that_cannot_be_kept_are_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         for value in (float("nan"), 1e9):
             model.model[0].auto_model.encoder.layer[1].output.LayerNorm.bias.fill_(value)
-            with pytest.raises(RandSlotError, match="not finite or too large"):
+            with pytest.raises(RandSlotError, match="not finite, or too large"):
                 model.embed_queries(["a"])
 
 

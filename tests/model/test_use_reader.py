@@ -95,7 +95,7 @@ def test_a_missing_package_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_what_needs_torch_refuses_it() -> None:
-    with pytest.raises(UsageError, match="use-multilingual is for libraries"):
+    with pytest.raises(UsageError, match="use-multilingual only works with"):
         open_torch_model(NAME)
 
 

@@ -79,7 +79,7 @@ def test_another_version_is_named_and_its_questions_are_left_out(packages, tmp_p
     first, second = manuals.list_manuals()
     monkeypatch.setattr(manuals, "list_manuals", lambda: (replace(first, hash="x"), replace(second, file="doc/c.pdf")))
     assert fetch_manuals(tmp_path / "manuals", packages) == [
-        "r-intro of r-doc-pdf 4.2.2.20221110-2: the package has another a.pdf",
+        "r-intro of r-doc-pdf 4.2.2.20221110-2: the package has a different a.pdf",
         "pyxplot of pyxplot-doc 0.9.2-13: the package has no c.pdf",
     ]
     assert (tmp_path / "manuals" / "dev" / "queries.jsonl").read_text() == ""

@@ -80,7 +80,7 @@ def test_a_run_learns_to_read_and_leaves_a_backbone_for_any_strategy(tmp_path):
     data = write_texts(tmp_path / "data")
     recipe = small(data, tmp_path / "run", steps=120, learning_rate=3e-3, query_column="text", warmup=10)
     recipe |= {"validation": str(data), "validate_every": 60}
-    model = Pretraining(make_recipe(recipe), resume=False).go()
+    model = Pretraining(make_recipe(recipe), resume=False).run()
     rows = read_losses(tmp_path / "run" / "losses.csv")
     assert float(rows[-1]["loss"]) < 0.3 < 3 < float(rows[0]["loss"])
     assert float(rows[0]["learning_rate"]) < 1e-3

@@ -94,7 +94,7 @@ def test_the_study_on_pretrained_weights_is_the_papers_but_for_rate_and_batch():
         ("steps = 3", "steps = ", "Invalid value"),
         ("steps = 3", "stepps = 3", "steps: Field required"),
         ('against = "random"', "", "extra.0.against: Field required"),
-        ("window = 24", "shuffle = false", "makes seeds equal"),
+        ("window = 24", "shuffle = false", "makes all seeds equal"),
         ("window = 24", "bach = 4", "unknown key 'bach'; did you mean 'batch'"),
     ],
 )

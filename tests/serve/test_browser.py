@@ -172,13 +172,11 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     page.get_by_label("Choose files").set_input_files(files)
     rows = page.locator("#uploads li")
     expect(rows.filter(has_text="delta.pdf")).to_contain_text("Added, 3 pages")
-    expect(rows.filter(has_text="broken.pdf")).to_contain_text(
-        "Could not be added: cannot open: it is corrupt, or not a PDF"
-    )
-    expect(rows.filter(has_text="notes.xyz")).to_contain_text("Could not be added: only documents and images")
+    expect(rows.filter(has_text="broken.pdf")).to_contain_text("Not added: cannot open: it is corrupt, or not a PDF")
+    expect(rows.filter(has_text="notes.xyz")).to_contain_text("Not added: only documents and images")
     expect(page.get_by_role("heading", name="Uploads: 1 of 3 added, 2 failed")).to_be_visible()
     page.get_by_role("button", name="Retry broken.pdf").click()
-    expect(rows.filter(has_text="broken.pdf")).to_contain_text("Could not be added: cannot open")
+    expect(rows.filter(has_text="broken.pdf")).to_contain_text("Not added: cannot open")
     search(page, "page", "delta.pdf")
     expect(page.locator("#hits > li")).to_have_count(3)
 
@@ -389,7 +387,7 @@ def test_words_are_marked_in_snippets_and_on_pages(reader):
     expect(viewer.locator("#marks .box")).to_have_count(2)
     expect(viewer.locator("#why-words li")).to_have_text(["deferred once", "tax twice"])
     expect(viewer.locator("#why-text")).to_have_text(
-        "All of the words are on this page. Some are in a heading. It ranks 1st of the pages that were found."
+        "All of the words are on this page. Some are in a heading. It ranks 1st among the pages found."
     )
     viewer.get_by_text("Details for researchers").click()
     expect(viewer.locator("#why-score")).to_contain_text("Score by words (BM25): ")
@@ -464,7 +462,7 @@ def test_copies_of_a_page_are_one_hit(reader):
     expect(reader.get_by_role("dialog").get_by_role("heading", level=2)).to_have_accessible_name(
         "copy.pdf, page 1 of 1"
     )
-    expect(reader.locator("#why-text")).to_contain_text("It ranks 1st of the pages that were found.")
+    expect(reader.locator("#why-text")).to_contain_text("It ranks 1st among the pages found.")
     expect(reader.locator("#result-place")).to_have_text("Result 1 of 1")
 
 
@@ -522,7 +520,7 @@ def test_a_word_that_no_page_has_is_pointed_out(reader):
     search(reader, "tide")
     expect(reader.locator("#unknown")).to_be_hidden()
     search(reader, "xyzzy")
-    expect(reader.locator("#empty")).to_contain_text('No page has "xyzzy": is it spelled right?')
+    expect(reader.locator("#empty")).to_contain_text('No page has "xyzzy". Check the spelling.')
 
 
 @pytest.mark.nightly
@@ -585,7 +583,7 @@ def test_a_document_is_chosen_alone_though_others_have_its_name(browser, tmp_pat
             page.get_by_role("button", name="Clear filters").click()
             expect(page.locator("#hits > li")).to_have_count(2)
             page.locator("#hits li a").first.click()
-            page.get_by_role("button", name="Look in this document only").click()
+            page.get_by_role("button", name="Search in this document only").click()
             expect(page.locator("#hits li .where")).to_contain_text(["in 2023"])
 
 
@@ -636,7 +634,7 @@ def test_nothing_found_says_what_to_do(reader):
     expect(reader.locator("#empty li")).to_have_count(4)
     search(reader, "xyzzy")
     expect(reader.locator("#empty li")).to_have_text(
-        ['No page has "xyzzy": is it spelled right?', "Try fewer or other words."]
+        ['No page has "xyzzy". Check the spelling.', "Try fewer or other words."]
     )
 
 
@@ -681,7 +679,7 @@ def test_documents_are_sorted_found_and_removed(browser, wordy, shelf):
 
         page.get_by_role("button", name="Remove log-38.pdf").click()
         expect(rows.filter(has_text="log-38.pdf")).to_be_hidden()
-        expect(page.locator("#undo")).to_contain_text("its file stays where it is")
+        expect(page.locator("#undo")).to_contain_text("its file is kept")
         page.keyboard.press("Enter")  # the focus is on Undo
         expect(rows.filter(has_text="log-38.pdf")).to_be_visible()
 
@@ -712,7 +710,7 @@ def test_uploads_are_seen_from_every_view(reader, shelf):
     reader.get_by_label("Choose files").set_input_files(files)
     rows = reader.get_by_role("region", name="Uploads").locator("li")
     expect(rows.filter(has_text="again.pdf")).to_contain_text("Already in the library as ")
-    expect(rows.filter(has_text="torn.pdf")).to_contain_text("Could not be added")
+    expect(rows.filter(has_text="torn.pdf")).to_contain_text("Not added")
     reader.get_by_role("link", name="Documents").click()
     expect(rows).to_have_count(2)
     reader.get_by_role("button", name="Hide the uploads").click()
@@ -782,10 +780,10 @@ def test_hits_come_as_one_types(browser, book):
         shared = f"{book}/?q=lighthouse&by=magic&year=next"
         page.goto(shared)
         expect(page.locator("#hits > li")).to_have_count(2)
-        expect(page.locator("#ignored")).to_have_text("Ignored in the address: by=magic, year=next")
+        expect(page.locator("#ignored")).to_have_text("Ignored in the URL: by=magic, year=next")
         page.goto(f"{book}/?q=lighthouse&open=00000000-0000-4000-8000-000000000000:2")
         expect(page.locator("#hits > li")).to_have_count(2)
-        expect(page.locator("#ignored")).to_have_text("The page cannot be opened: no such document")
+        expect(page.locator("#ignored")).to_have_text("Cannot open the page: no such document")
 
 
 @pytest.mark.nightly
@@ -814,7 +812,7 @@ def test_a_misspelled_word_is_corrected_and_can_be_searched_as_typed(browser, bo
             "Showing results for lighthouse. Search instead for lighthuose"
         )
         page.get_by_role("link", name="lighthuose").click()
-        expect(page.locator("#empty")).to_contain_text("is it spelled right?")
+        expect(page.locator("#empty")).to_contain_text("Check the spelling.")
 
 
 def test_a_search_that_failed_can_be_tried_again(browser, book):

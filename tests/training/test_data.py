@@ -76,7 +76,7 @@ def test_columns_are_named_by_the_recipe(tmp_path, data):
 def test_bad_rows_that_are_cheap_to_see_stop_before_training(data, row, reason):
     with data.open("a") as lines:
         lines.write(json.dumps(row) + "\n")
-    with pytest.raises(RandSlotError, match=rf"pairs\.jsonl: row 9: {reason}.*; fix it, or skip") as caught:
+    with pytest.raises(RandSlotError, match=rf"pairs\.jsonl: row 9: {reason}.*\. Fix it, or set") as caught:
         drop_bad_rows(load(data), "stop")
     assert "\n" not in str(caught.value)
     good, lines = drop_bad_rows(load(data), "skip")
@@ -197,7 +197,7 @@ def test_empty_queries_stop_are_skipped_or_are_kept_and_counted(empty, data, tmp
     assert counts == {"skipped": [7, 1, 1], "kept": [8, 0, 1]}
     shown = capsys.readouterr().err
     assert "skipped 1 of 8 rows: row 3: empty query" in shown
-    assert "1 of 8 rows have an empty query; they are kept" in shown
+    assert "1 of 8 rows have an empty query, and are kept" in shown
     pairs, _ = drop_bad_rows(load(data), "stop", keep_empty=True)
     opener = PageOpener(pairs, "stop", tmp_path / "log", empty_query=model.encoder.tokenizer.pad_token)
     (query,) = pairs.dataset.with_transform(opener)[2:3]["query"]
@@ -231,7 +231,7 @@ def test_texts_train_and_are_searched_meanwhile(tmp_path):
 def test_a_row_without_text_is_bad(tmp_path):
     data = write_texts(tmp_path / "texts.jsonl", empty=True)
     pairs = load_pairs(str(data), "train", "query", "text", texts=True)
-    with pytest.raises(RandSlotError, match="row 9: no text; fix it"):
+    with pytest.raises(RandSlotError, match=r"row 9: no text\. Fix it"):
         drop_bad_rows(pairs, "stop")
     good, bad = drop_bad_rows(pairs, "skip")
     assert (len(good), bad) == (8, ["row 9: no text"])

@@ -110,5 +110,5 @@ def test_too_little_memory_is_said_in_one_line(data, tmp_path, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
     monkeypatch.setattr(TrainingRun, "make_model", fail)
-    with pytest.raises(RandSlotError, match="too little memory: set gradient_cache = true"):
+    with pytest.raises(RandSlotError, match=r"out of GPU memory\. Set gradient_cache = true"):
         randslot.train(small(data, tmp_path / "run"))

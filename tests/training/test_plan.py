@@ -150,7 +150,7 @@ def test_a_step_of_the_papers_recipes_at_their_real_shapes(name):
 def test_a_dry_run_says_what_a_run_takes(tmp_path):
     recipe = tiny_recipe("qwen3-vl", data=str(tmp_path / "none.jsonl"), steps=7)
     text = describe_run(recipe, 2)
-    assert "steps      7, each of 4 pairs with 0 negatives, 2 pairs on each device" in text
+    assert "steps      7, each of 4 pairs with 0 negatives, 2 pairs per device" in text
     assert "missing: no pairs at" in text
     for words in ("| weights |", "| activations |", "disk", "| A100, 80 GB |"):
         assert words in text
@@ -170,7 +170,7 @@ def test_hard_negatives_are_pages_of_a_dry_run():
         times = 3 if part in ("pages of the batch", "vision tower outputs", "work") else 1
         assert three[part] == times * one[part] > 0
     text = describe_run(tiny_recipe("qwen3-vl", negatives=2, steps=7), 2)
-    assert "each of 4 pairs with 2 negatives, 2 pairs on each device" in text
+    assert "each of 4 pairs with 2 negatives, 2 pairs per device" in text
 
 
 def test_a_dry_run_counts_feedback_step_by_step(tmp_path):
@@ -234,7 +234,7 @@ def test_a_dry_run_takes_a_folder_with_a_config_and_no_weights(tmp_path):
     with pytest.raises(UsageError, match=r"seven/config\.json.*qwen2_5_vl"):
         describe_run(recipe, 8)
     (tmp_path / "seven" / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"pass a folder with its config\.json"):
+    with pytest.raises(UsageError, match=r"Pass a folder with its config\.json"):
         describe_run(recipe, 8)
 
 

@@ -99,7 +99,7 @@ def test_a_written_recipe_reads_back_the_same(tmp_path):
     ("values", "message"),
     [
         ({"learning_rat": 1e-3}, "unknown key 'learning_rat'; did you mean 'learning_rate'"),
-        ({"prefixes": [1, 8]}, "prefixes must rise from 1 to 4"),
+        ({"prefixes": [1, 8]}, "prefixes must increase from 1 to at most 4"),
         ({"batch": "many"}, "batch must be a whole number, not 'many'"),
         ({"lora": 1}, "lora must be true or false, not 1"),
         ({"slots": "rand"}, "slots='rand' is not one of"),

@@ -128,7 +128,7 @@ def test_a_run_that_was_killed_before_it_was_saved_has_no_step_too_many(data, tm
 def test_a_run_is_not_overwritten_and_not_mixed_with_another(data, tmp_path):
     recipe = small(data, tmp_path / "run")
     randslot.train(recipe)
-    with pytest.raises(UsageError, match="already holds a run: add --resume"):
+    with pytest.raises(UsageError, match=r"already holds a run\. Add --resume"):
         randslot.train(recipe)
     with pytest.raises(UsageError, match="holds a run with slots = 'random'"):
         randslot.train(recipe | {"slots": "zero"}, resume=True)
@@ -216,7 +216,7 @@ def remember():
     run.start = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     return model
 run.make_model = remember
-model = run.go()
+model = run.run()
 end = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
 torch.save({"drawn": [d.detach() for d in drawn], "start": run.start, "end": end}, f"{sys.argv[2]}/rank{rank}.pt")
 """

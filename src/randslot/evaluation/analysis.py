@@ -1,4 +1,4 @@
-"""Tables on what the vectors of a run are worth: budgets, winners, readouts. They read cached vectors, and no model.
+"""Analyse how useful the vectors of a run are: budgets, winners, readouts. Reads cached vectors, not the model.
 
 Shapes: N pairs, Q queries, P pages, K vectors, D dimension.
 """
@@ -26,7 +26,7 @@ from .compare import ALL, LEVEL, Scores, judge_tasks
 from .metrics import ndcg_of_each
 from .result_files import Result, RunKey, name_runs, read_results
 
-MAX_BUDGET = 8  # vectors per side that are swept
+MAX_BUDGET = 8  # vectors per side to sweep
 BLOCK_BYTES = 2**27  # of similarities in memory
 
 # -- runs
@@ -34,10 +34,9 @@ BLOCK_BYTES = 2**27  # of similarities in memory
 
 @dataclass(frozen=True)
 class CachedSubset:
-    """One subset of a task, such as a language: what was judged, and the folders of vectors.
+    """One subset of a task, such as a language: its judgements, and the folders of vectors.
 
-    has_prefixes: whether the vectors of a smaller budget are the first ones of a larger. page_vectors: of a page; None
-    for one per token.
+    has_prefixes: whether smaller budgets are prefixes of larger ones. page_vectors: per page; None for one per token.
     """
 
     judged: Judged
@@ -68,8 +67,8 @@ class CachedSubset:
 class CachedRun:
     """One model under one setting, with the subsets of each task of a benchmark that it was evaluated on.
 
-    num_vectors: of the side that has fewer. left_out: results of it that are not used, for people. unit: whether
-    vectors have unit length.
+    num_vectors: of the side with fewer. left_out: a description of unused results. unit: whether vectors have unit
+    length.
     """
 
     name: str
@@ -81,10 +80,10 @@ class CachedRun:
     unit: bool = True
 
     def check_readouts(self, num: int, *, sweep: bool = False) -> None:
-        """Refuse a run with fewer readouts than needed, or whose first ones are not those of a smaller budget."""
+        """Raise UsageError for a run with too few readouts, or whose smaller budgets are not prefixes."""
         if self.num_vectors < num:
             raise UsageError(
-                f"{self.name} was evaluated with {self.num_vectors} vectors per side, and {num} are needed. "
+                f"{self.name} was evaluated with {self.num_vectors} vectors per side, but needs {num}. "
                 f"Evaluate with --query-vectors {num} --page-vectors {num}."
             )
         if (sweep or self.num_vectors > num) and not self.has_prefixes:
@@ -95,9 +94,9 @@ class CachedRun:
 
 
 def read_runs(folders: Sequence[Path], *, any_model: bool = False) -> list[CachedRun]:
-    """Read the runs below some folders, each with its largest budget; those of a benchmark must have the same tasks.
+    """Read the runs in folders, each with its largest budget; runs of a benchmark must have the same tasks.
 
-    any_model: also those of models without slots, which have no readouts to analyse.
+    any_model: include models without slots, which have no readouts to analyse.
     """
     groups: dict[str, dict[RunKey, list[Result]]] = defaultdict(lambda: defaultdict(list))
     for result in read_results(*folders):
@@ -106,12 +105,12 @@ def read_runs(folders: Sequence[Path], *, any_model: bool = False) -> list[Cache
                 f"{result.model}, {result.how} has no slots to analyse: it keeps all tokens or is not ours"
             )
         key = result.run_key
-        if not result.has_prefixes and any_model:  # every budget is a run of its own
+        if not result.has_prefixes and any_model:  # every budget is a separate run
             key = key._replace(how=f"{result.how}, {result.counts_text}")
-        if result.vectors:  # a search leaves none
+        if result.vectors:  # a search has none
             groups[result.benchmark][key].append(result)
     if not groups:
-        raise UsageError("these results are of searches, which have no cached vectors. Evaluate a model.")
+        raise UsageError("these results come from searches, which cache no vectors. Evaluate a model.")
     runs = []
     for by_key in groups.values():
         names = name_runs(list(by_key))
@@ -125,7 +124,7 @@ def read_runs(folders: Sequence[Path], *, any_model: bool = False) -> list[Cache
 
 
 def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
-    """Make a run from the results of its largest budget."""
+    """Build a run from the results of its largest budget."""
     budgets: dict[tuple[int, int], list[Result]] = defaultdict(list)
     for result in results:
         query, page = (result.counts[side] or 0 for side in SIDES)  # 0: all tokens
@@ -152,7 +151,7 @@ def _make_run(name: str, results: Sequence[Result]) -> CachedRun:
 
 
 class View(NamedTuple):
-    """The readouts that count on each side, by index."""
+    """The readouts to use on each side, by index."""
 
     query: tuple[int, ...]
     page: tuple[int, ...]
@@ -220,7 +219,7 @@ def sweep_budgets(runs: Sequence[CachedRun], num_vectors: int = 4) -> Table:
 
 
 def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4) -> Table:
-    """Return the gain of more than `num_vectors` a side with intervals: in a figure, noise can look like a gain."""
+    """Return the gain of more than `num_vectors` per side, with intervals to tell it from noise."""
     rows: list[list[Cell]] = []
     for run in runs:
         run.check_readouts(num_vectors, sweep=True)
@@ -244,7 +243,7 @@ def judge_budgets(runs: Sequence[CachedRun], num_vectors: int = 4) -> Table:
 
 @dataclass(frozen=True)
 class Winners:
-    """Counts of wins (query readout, page readout) over all pairs, ties, and the distinct winners of all pairs."""
+    """Counts of wins (query readout, page readout), of ties, and of distinct winners, over all pairs."""
 
     name: str
     counts: Tensor  # (K, K)
@@ -259,13 +258,13 @@ class Winners:
 
     @property
     def entropy(self) -> float:
-        """H: how evenly wins are spread over page readouts, from 0 (one wins all) to 1."""
+        """H: the normalised entropy of wins over page readouts, from 0 (one wins all) to 1."""
         parts: list[float] = (self.counts.sum(0) / self.counts.sum()).tolist()
         return -sum(part * math.log(part) for part in parts if part) / math.log(len(parts))
 
     @property
     def spread(self) -> float:
-        """U: the number of different page readouts that win within a pair, on average."""
+        """U: the mean number of distinct winning page readouts per pair."""
         return self.distinct / self.pairs
 
 
@@ -316,7 +315,7 @@ def list_winners(found: Sequence[Winners]) -> Table:
 
 
 def list_shares(found: Sequence[Winners]) -> Table:
-    """Return the share of each page readout in the wins for each query readout, in percent."""
+    """Return the share of wins of each page readout for each query readout, in percent."""
     rows: list[list[Cell]] = []
     for winners in found:
         for place, shares in enumerate(winners.shares.tolist(), start=1):
@@ -355,7 +354,7 @@ class Readouts:
 
 
 def intervene(run: CachedRun, num_vectors: int = 4) -> Readouts:
-    """Score a run with only one readout of a side and without it, with all readouts of the other side."""
+    """Score a run with only one readout of a side, and without it, keeping all readouts of the other side."""
     run.check_readouts(num_vectors)
     full = full_view(num_vectors)
     only: dict[Side, list[View]] = {"query": [], "page": []}
@@ -377,7 +376,7 @@ def intervene(run: CachedRun, num_vectors: int = 4) -> Readouts:
 
 
 def list_readouts(found: Sequence[Readouts]) -> Table:
-    """Return the table of interventions: single scores, and points lost by removal."""
+    """Return the table of ablations: single scores, and points lost by removal."""
     rows: list[list[Cell]] = []
     for one in found:
         full = macro(one.full)
@@ -392,7 +391,7 @@ def list_readouts(found: Sequence[Readouts]) -> Table:
 
 
 def list_gains(found: Sequence[Readouts]) -> Table:
-    """Return the joint-use gains: by task over its best readout, then over one fixed readout."""
+    """Return the joint gains: by task over its best readout, then over one fixed readout."""
     rows: list[list[Cell]] = []
     for one in found:
         gains = one.task_gains()

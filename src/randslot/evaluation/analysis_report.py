@@ -16,7 +16,7 @@ from ..model.reader import SIDES
 from ..tables import Cell, Table, write_table
 from .published import published_tables
 
-if TYPE_CHECKING:  # what needs torch and matplotlib is imported where it is used: the cost needs neither
+if TYPE_CHECKING:  # torch and matplotlib are imported where used: the cost needs neither
     from .analysis import CachedRun
 
 # The parts of a report, each with the paper's tables to show beside its own.
@@ -32,7 +32,7 @@ PARTS = {
 class Section:
     """One part of a report: an explanation, tables, and functions that draw figures, by name.
 
-    benchmark: where results of several benchmarks are analysed, each in a folder of its own.
+    benchmark: set if there are several, each with its own folder.
     """
 
     name: str
@@ -55,14 +55,14 @@ def analyse(
 ) -> list[Section]:
     """Analyse folders of results; the first word may name one part of the report.
 
-    With benchmarks, or your own set in `data`, words are models, which are evaluated first, into `results`. dim: the
-    dimension of vectors, for the cost without results. tell: gets a line for everything that is left out.
+    With benchmarks, or your own set in `data`, words are models to evaluate first, into `results`. dim: the dimension
+    of vectors, for the cost without results. tell: called with a line for everything that is skipped.
     """
     sources = list(words)
     parts = [sources.pop(0)] if sources and sources[0] in PARTS else list(PARTS)
     is_cost = parts == ["cost"]
     if not sources and not is_cost:
-        raise UsageError(f"missing folder of results. One of {', '.join(PARTS)} may come before it.")
+        raise UsageError(f"missing results folder. One of {', '.join(PARTS)} may come before it.")
     if benchmarks or data:
         from .analysis import MAX_BUDGET
         from .evaluate import evaluate_model
@@ -75,11 +75,11 @@ def analyse(
         sources = [str(results)]
     folders = [Path(source) for source in sources]
     if dim is not None and (folders or not is_cost):
-        raise UsageError("--dim is only for randslot analyse cost without results, which have their own dimension")
+        raise UsageError("--dim only works with randslot analyse cost without results")
     if not folders:
         return [_show_cost([], num_vectors, dim)]
     if num_vectors < 2 and not {"winners", "readouts"}.isdisjoint(parts):
-        raise UsageError(f"winners and readouts need --vectors of at least 2, not {num_vectors}")
+        raise UsageError(f"winners and readouts need --vectors 2 or more, not {num_vectors}")
     from .analysis import read_runs
 
     by_benchmark = group_runs(read_runs(folders), tell)
@@ -87,7 +87,7 @@ def analyse(
     for benchmark, runs in by_benchmark.items():
         for part in parts:
             if part == "budgets" and len(parts) > 1 and not all(run.has_prefixes for run in runs):
-                tell("left out: budgets, since the first vectors of a run are not those of a smaller budget")
+                tell("skipped: budgets, because the first vectors of a run are not those of a smaller budget")
                 continue
             section = SHOWN[part](runs, num_vectors)
             for name, key in PARTS[part].items() if runs[0].benchmark == "ViDoRe(v3)" else ():
@@ -97,12 +97,12 @@ def analyse(
 
 
 def group_runs(runs: Sequence[CachedRun], tell: Callable[[str], None]) -> dict[str, list[CachedRun]]:
-    """Return runs by benchmark, under "" if there is only one; tell what was left out."""
+    """Return runs by benchmark, under "" if there is only one; report what was skipped."""
     groups: dict[str, list[CachedRun]] = {}
     for run in runs:
         groups.setdefault(run.benchmark, []).append(run)
         for line in run.left_out:
-            tell(f"left out: {line}")
+            tell(f"skipped: {line}")
     return groups if len(groups) > 1 else {"": list(runs)}
 
 
@@ -197,7 +197,7 @@ PAPER = (Budget("CausalEmbed", 16, 32), Budget("RandSlot", 4, 4), Budget("RandSl
 
 
 def list_costs(budgets: Sequence[Budget]) -> Table:
-    """Return the cost of each budget: of one page, of many, and of comparing a query with a page."""
+    """Return the cost of each budget: one page, many pages, and comparing a query with a page."""
     rows: list[list[Cell]] = []
     for one in budgets:
         products = one.query_vectors * one.page_vectors
@@ -234,7 +234,7 @@ def _paper_table(key: str) -> Table:
         numbers = [row.averages.get("ViDoRe(v3)"), *(row.values.get(column) for column in table.columns)]
         rows.append([row.method, row.side or "both", row.query_vectors, row.page_vectors, *numbers])
     heads = ["method", "side", "Kq", "Kd", "ViDoRe V3", *table.columns]
-    note = "RandSlot has random slots at inference (RS-R), as your runs that end in random; RS-Z has zeros."
+    note = "RandSlot has random slots at inference (RS-R), like your runs that end in random; RS-Z has zeros."
     return Table(f"The paper: {table.caption}", heads, rows, digits=3, note=note).drop_empty()
 
 
@@ -242,7 +242,7 @@ def _paper_table(key: str) -> Table:
 
 
 def write_report(sections: Sequence[Section], folder: Path) -> Path:
-    """Write tables, figures and index.html into a folder, and return the page's path."""
+    """Write tables, figures and index.html into a folder, and return the path of index.html."""
     template = Template((resources.files(__package__) / "analysis.html").read_text(encoding="utf-8"))
     html = ""
     with in_one_line(f"write into {folder}", UsageError):

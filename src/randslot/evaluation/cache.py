@@ -1,6 +1,6 @@
-"""Cached vectors of queries and pages, and what they are judged by.
+"""Cache vectors of queries and pages, and relevance judgements.
 
-An analysis reads both, so that it needs neither the model nor the data.
+An analysis reads both, and needs neither the model nor the data.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ BLOCK_VECTORS = 2**15  # 256 MB of 2,048 dimensions
 
 
 class VectorCache:
-    """The vectors of pages or of queries of one model, by the hash of their content.
+    """The vectors of pages or queries of one model, keyed by content hash.
 
-    Processes can share a folder: each writes shards of its own, and sees those of others after `refresh`.
+    Processes can share a folder: each writes its own shards, and sees those of others after `refresh`.
     """
 
     def __init__(self, folder: Path, larger: Sequence[Path] = ()) -> None:
@@ -69,7 +69,7 @@ class VectorCache:
         return key in self.rows or key in self.waiting
 
     def add(self, keys: Sequence[str], vectors: Sequence[Tensor]) -> None:
-        """Add the vectors (K, D) of some items; write a shard by size or time."""
+        """Add the vectors (K, D) of items; write a shard by size or time."""
         for key, item in zip(keys, vectors, strict=True):
             self.waiting[key] = item.cpu()
         size = sum(item.nbytes for item in self.waiting.values())
@@ -77,7 +77,7 @@ class VectorCache:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is waiting, atomically."""
+        """Write pending vectors as a shard, atomically."""
         if self.waiting:
             self.folder.mkdir(parents=True, exist_ok=True)
             items = list(self.waiting.values())
@@ -93,7 +93,7 @@ class VectorCache:
     def blocks(self, keys: Sequence[str], num: int | None = None) -> Iterator[list[Tensor]]:
         """Yield the first `num` vectors of each item, in the order of the keys, in blocks of bounded size.
 
-        Blocks do not depend on how items lie in shards, so scores do not depend on which process wrote them.
+        Blocks do not depend on shards, so scores do not depend on which process wrote them.
         """
         start = size = 0
         for end, key in enumerate(keys, start=1):
@@ -121,7 +121,7 @@ class VectorCache:
 def open_cache(root: Path, weights: str, settings: Settings | EmbeddingSettings, side: Side) -> VectorCache:
     """Open the cache of one side of a model under its settings.
 
-    Where a smaller budget is the beginning of a larger one, caches with more vectors are read as well.
+    If smaller budgets are prefixes of larger ones, also read caches with more vectors.
     """
     folder = root / weights / settings.vectors_name(side)
     num = settings.num_vectors(side)
@@ -132,7 +132,7 @@ def open_cache(root: Path, weights: str, settings: Settings | EmbeddingSettings,
 
 
 def larger_caches(folder: Path) -> list[Path]:
-    """Return the caches beside one that have more vectors per item, from the same slots."""
+    """Return sibling caches with more vectors per item, from the same slots."""
     stem, _, num = folder.name.rpartition("-k")
     larger = []
     for path in sorted(folder.parent.glob(f"{stem}-k*")) if stem else ():
@@ -143,7 +143,7 @@ def larger_caches(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Judged:
-    """The queries and pages of one subset; `grades` has those of the relevant pages of each query."""
+    """The queries and pages of one subset, and the grades of the relevant pages of each query."""
 
     page_ids: list[str]
     page_keys: list[str]
@@ -152,7 +152,7 @@ class Judged:
     grades: list[dict[str, int]]
 
     def write(self, cache: Path) -> str:
-        """Write it into a cache, and return its name: the hash of its content."""
+        """Write it into a cache, and return its content hash as its name."""
         text = json.dumps(asdict(self))
         name = content_key(text.encode())
         file = cache / "judged" / f"{name}.json"
@@ -164,7 +164,7 @@ class Judged:
 
 
 def read_judged(cache: Path, name: str) -> Judged:
-    """Read what an evaluation kept in a cache."""
+    """Read the `Judged` of an evaluation from a cache."""
     file = cache / "judged" / f"{name}.json"
     with in_one_line(f"read {file}", hint=". Remove it and evaluate again."):
         return Judged(**read_json(file))

@@ -1,4 +1,4 @@
-"""Compare runs by a paired bootstrap over queries, and by the bytes of a page."""
+"""Compare runs by a paired bootstrap over queries, and by bytes per page."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Verdict = tuple[float, float, float, str]  # a difference, its interval, and "be
 
 
 def judge_tasks(differences: dict[str, list[Scores]], seed: int = 42) -> dict[str, Verdict]:
-    """Return the verdict on each task, and on all tasks, weighted equally.
+    """Return the verdict per task, and over all tasks, weighted equally.
 
-    differences: in points, by task; of each subset an array over queries.
+    differences: in points, by task: one array over queries per subset.
     """
     random = np.random.default_rng(seed)
     means: dict[str, float] = {}
@@ -36,7 +36,7 @@ def judge_tasks(differences: dict[str, list[Scores]], seed: int = 42) -> dict[st
         drawn = []
         for subset in subsets:
             num, blocks = len(subset), []
-            for _ in range(DRAWS // 500):  # some at a time, to save memory
+            for _ in range(DRAWS // 500):  # in blocks, to save memory
                 blocks.append(subset[random.integers(0, num, (500, num))].mean(1))
             drawn.append(np.concatenate(blocks))
         samples[task] = np.mean(drawn, axis=0)
@@ -53,7 +53,7 @@ def judge(difference: float, samples: Scores) -> Verdict:
 
 
 def describe_interval(result: Result) -> str:
-    """Return a line with the interval of a task's nDCG@5 over its queries, by bootstrap."""
+    """Return a line with the bootstrap interval of a task's nDCG@5 over queries."""
     scores = [100 * np.array(subset.each) for subset in result.subsets.values()]
     _, low, high, _ = judge_tasks({result.task: scores})[result.task]
     num = sum(map(len, scores))
@@ -64,9 +64,9 @@ def describe_interval(result: Result) -> str:
 
 
 def compare_runs(folders: Sequence[Path], *, base: str | None = None, seed: int = 42) -> Table:
-    """Compare every run below some folders with one, task by task and over all tasks, weighted equally.
+    """Compare every run in folders with a baseline, per task and over all tasks, weighted equally.
 
-    base: the name of that run or a unique part of it; by default the first found.
+    base: the name of the baseline or a unique part of it; by default the first run.
     """
     found = read_results(*folders)
     has_benchmarks = len({result.benchmark for result in found}) > 1
@@ -84,7 +84,9 @@ def compare_runs(folders: Sequence[Path], *, base: str | None = None, seed: int 
     rows: list[list[Cell]] = [[base, task, score, None, None, None, "base"] for task, score in _scores(first).items()]
     for name, results in runs.items():
         if first.keys() != results.keys():
-            raise UsageError(f"{base} has {', '.join(first)}, and {name} has {', '.join(results)}: not the same tasks")
+            raise UsageError(
+                f"{base} has {', '.join(first)}, and {name} has {', '.join(results)}. Evaluate both on the same tasks."
+            )
         differences: dict[str, list[Scores]] = {}
         for task, result in results.items():
             before, after = first[task].subsets, result.subsets

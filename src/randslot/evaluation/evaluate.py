@@ -1,4 +1,4 @@
-"""Evaluate a model: encode each page once, score in blocks, keep nDCG of every task in a file.
+"""Evaluate a model: encode each page once, score in blocks, write nDCG of every task to a file.
 
 Shapes: Q queries, P pages.
 """
@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 
 from ..errors import RandSlotError, UsageError, in_one_line
 from ..model import open_torch_model
-from ..model.batching import ahead, in_groups, return_freed_memory
+from ..model.batching import batched, prefetch, return_freed_memory
 from ..model.model import RandSlotModel
 from ..model.preprocessing import PreparedPage
 from ..model.reader import SIDES, Side, is_url
@@ -30,7 +30,7 @@ from ..pages import NoTextError, open_page, read_page_text
 from .cache import Judged, VectorCache, open_cache
 from .metrics import ndcg_of_each
 from .published import TASKS
-from .result_files import CUTS, Result, SubsetResult, average_queries, average_subsets, name_file
+from .result_files import CUTS, Result, SubsetResult, average_queries, average_subsets, result_path
 from .tasks import Pages, Subset, Task, content_key
 
 Caches = dict[Side, VectorCache]
@@ -38,18 +38,18 @@ T = TypeVar("T")
 
 
 class Processes:
-    """The processes that torchrun started, which share the work of encoding; usually one."""
+    """The processes that torchrun started, which share the encoding; usually one."""
 
     def __init__(self) -> None:
         self.rank, self.world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if self.world > 1 and not distributed.is_initialized():
-            # They exchange keys and messages only. To wait long is no error: if one fails, torchrun ends all.
+            # They exchange only keys and messages. Long waits are fine: if one fails, torchrun stops all.
             distributed.init_process_group("gloo", timeout=timedelta(days=7))
 
     def share(self, work: list[T], group: int) -> list[T]:
-        """Return the part of the first process's work that this one does: every n-th group of `group` items.
+        """Return this process's share of the work: every n-th group of `group` items.
 
-        One process would form the same groups, and a batch decides the last bits of its vectors.
+        The groups do not depend on the number of processes, because batching affects rounding.
         """
         if self.world == 1:
             return work
@@ -73,10 +73,10 @@ class Processes:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One model, under its settings, that is evaluated on tasks.
+    """The evaluation of one model and its settings on tasks.
 
-    name: the model in tables. output: the folder of results, one file per task. cache: the folder of vectors.
-    windows: cut pages into this many from top to bottom, each encoded as a page; a page has the vectors of all.
+    name: the model's label in tables. output: the results folder, one file per task. cache: the folder of vectors.
+    windows: cut pages into this many horizontal strips, each encoded as a page; a page has the vectors of all.
     """
 
     model: RandSlotModel | EmbeddingModel
@@ -92,7 +92,7 @@ class Evaluation:
         return Console(stderr=True, quiet=self.processes.rank > 0, highlight=False, soft_wrap=True)
 
     def run(self, tasks: Sequence[Task]) -> list[Result]:
-        """Evaluate on each task, write its scores to a file, and return them; of several processes, the first does."""
+        """Evaluate on each task, write its scores to a file, and return them (the first process only)."""
         settings, weights = self.model.settings, self.model.weights_key
         caches = {side: open_cache(self.cache, weights, settings, side) for side in SIDES}
         if self.windows > 1:
@@ -124,7 +124,7 @@ class Evaluation:
             counts["page"] = self.windows * counts["page"] if counts["page"] else None
         budget = f"q{counts['query'] or 'all'}-p{counts['page'] or 'all'}"
         setting = f"{how}-{budget}-seed{settings.seed}-{weights[:8]}"
-        file = name_file(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
+        file = result_path(self.output, self.name, setting, f"{task.benchmark}-{task.name}")
         result = Result(
             file=file,
             model=self.name,
@@ -134,7 +134,7 @@ class Evaluation:
             counts=counts,
             benchmark=task.benchmark,
             task=task.name,
-            is_drawn=settings.draws,
+            is_drawn=settings.is_seeded,
             has_prefixes=self.windows == 1 and all(settings.has_prefixes(side) for side in SIDES),
             ndcg=average_subsets(subsets),
             subsets=subsets,
@@ -151,7 +151,7 @@ class Evaluation:
     ) -> SubsetResult:
         """Return nDCG from cached vectors.
 
-        If the model reads text, pages without text are left out: they have no vectors, so no search finds them.
+        If the model reads text, pages without text are skipped: they have no vectors.
         """
         if subset.left_out:
             self.console.print(f"{what}: skipping {subset.left_out} queries without a relevant page")
@@ -177,7 +177,7 @@ class Evaluation:
         """Encode the queries that are not cached, and return all keys."""
         by_key = {content_key(text.encode()): text for text in texts}
         missing = [key for key in by_key if key not in cache]
-        for batch in in_groups(self.processes.share(missing, 4 * self.batch), 4 * self.batch):
+        for batch in batched(self.processes.share(missing, 4 * self.batch), 4 * self.batch):
             cache.add(batch, self.model.encode_query([by_key[key] for key in batch], batch_size=len(batch)))
         cache.flush()
         self.processes.join(None)
@@ -185,20 +185,20 @@ class Evaluation:
         return [content_key(text.encode()) for text in texts]
 
     def _encode_pages(self, what: str, pages: Pages, cache: VectorCache) -> list[str]:
-        """Encode the pages that are not cached, and open the next ones in other threads; return all keys."""
+        """Encode the pages that are not cached, opening pages in other threads; return all keys."""
         keys = [pages.key(i) for i in range(len(pages.ids))]
         missing = list({key: i for i, key in enumerate(keys) if key not in cache}.values())
-        size = 2 * self.batch  # two batches are gathered, so that pages of one length come together
+        size = 2 * self.batch  # collect two batches, to batch pages of similar length
         missing = self.processes.share(missing, size)
         failed = None
-        opened = ahead(lambda i: self._open(pages, i), missing, depth=2 * size)
+        opened = prefetch(lambda i: self._open(pages, i), missing, depth=2 * size)
         shown: dict[str, Any] = {"console": self.console, "transient": True, "disable": not self.console.is_terminal}
         try:
-            for group in in_groups(track(opened, what, len(missing), **shown), size):
+            for group in batched(track(opened, what, len(missing), **shown), size):
                 found = {keys[i]: page for i, page in group if page is not None}
                 cache.add(list(found), self._encode(list(found.values())))
                 return_freed_memory()
-        except RandSlotError as error:  # a damaged page: also the other processes stop
+        except RandSlotError as error:  # a damaged page: stop the other processes too
             failed = error
         finally:
             cache.flush()  # also when stopped
@@ -207,7 +207,7 @@ class Evaluation:
         return keys
 
     def _open(self, pages: Pages, i: int) -> list[Any] | None:
-        """Open and preprocess the windows of a page as the model reads it; None if it lacks the text for it."""
+        """Open and preprocess the windows of a page; None if the model reads text and the page has none."""
         page = pages.open(i)
         try:
             if self.model.reads == "text":
@@ -222,7 +222,7 @@ class Evaluation:
         return [self.model.prepare_page(one) for one in opened] if isinstance(self.model, RandSlotModel) else opened
 
     def _encode(self, pages: list[list[Any]]) -> list[Tensor]:
-        """Return the vectors of opened pages, in their order."""
+        """Return the vectors of opened pages, in order."""
         windows = [window for page in pages for window in page]
         if not windows:
             return []
@@ -244,13 +244,13 @@ def evaluate_model(
     batch: int = 8,
     windows: int = 1,
 ) -> list[Result]:
-    """Open a model by its folder, hub id or address, and evaluate it.
+    """Open a model by its folder, hub id or URL, and evaluate it.
 
-    settings: changes to the model's own, where not None. windows: see `Evaluation`. name: the model in tables. cache:
-    the folder of vectors, by default beside the results.
+    settings: override the model's own, where not None. windows: see `Evaluation`. name: the label in tables. cache: the
+    folder of vectors, by default beside the results.
 
-    On the paper's benchmarks, a model that was trained with random slots is evaluated twice unless settings have the
-    inference: with zeros in their place (RS-Z), and with them (RS-R).
+    On the paper's benchmarks, a model trained with random slots is evaluated twice, with zeros (RS-Z) and with random
+    slots (RS-R), unless settings include `inference`.
     """
     cache = cache or output / "vectors"
     for folder in (output, cache):

@@ -1,4 +1,4 @@
-"""Evaluate and compare searches: index your own set as a library, and ask its questions by words, vectors or both."""
+"""Evaluate and compare searches: index a local set as a library, and run its queries by words, vectors or both."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ..pages.ocr import find_engine
 from ..tables import Cell, Table
 from .compare import LEVEL, Scores, judge_tasks
 from .metrics import ndcg
-from .result_files import CUTS, LIBRARIES, Result, SubsetResult, average_queries, average_subsets, name_file
+from .result_files import CUTS, LIBRARIES, Result, SubsetResult, average_queries, average_subsets, result_path
 from .tasks import FolderTask, Pages, Subset, Task
 
 WORDS = "words"  # a search without a model, in tables
@@ -47,23 +47,25 @@ def evaluate_search(
     name: str | None = None,
     tell: Tell = lambda _: None,
 ) -> Result:
-    """Index the pages of a set, ask its questions, and write nDCG to a file.
+    """Index the pages of a set, run its queries, and write nDCG to a file.
 
-    The library stays in the folder of results: the next run reads only what changed. rerank: a reranker of the first
-    hits. group: see `ask_library`. name: the search in tables.
+    The library stays in the results folder: the next run indexes only what changed. rerank: a reranker of the top
+    hits. group: see `search_library`. name: the label in tables.
     """
     if (model is None) != (by == "words"):
-        raise UsageError("--by both requires a model, and --by words takes none")
+        raise UsageError("--by both needs a model, and --by words takes none")
     pages = find_pages(task)
     reranker = open_reranker(rerank, seconds=math.inf) if rerank else None
-    with Library(place_library(task, output, model), model) as library:
-        fill_library(library, pages, tell)
+    with Library(library_path(task, output, model), model) as library:
+        index_set(library, pages, tell)
         status, binding = library.status(), library.binding
-        subsets = {subset.name: ask_library(library, subset, by, pages, reranker, group) for subset in task.subsets()}
+        subsets = {
+            subset.name: search_library(library, subset, by, pages, reranker, group) for subset in task.subsets()
+        }
     shown, label = name or model or WORDS, f"by {by}" + (f", reranked by {Path(rerank).name}" if rerank else "")
     label += ", documents" if group == "document" else ""
     result = Result(
-        file=name_file(output, shown, label, f"{task.benchmark}-{task.name}"),
+        file=result_path(output, shown, label, f"{task.benchmark}-{task.name}"),
         model=shown,
         weights=binding.weights if binding else WORDS,
         settings={"seed": 0, "by": by, "rerank": rerank, "language": status.language, "origins": dict(status.origins)},
@@ -88,33 +90,33 @@ def evaluate_search(
 def find_pages(task: Task) -> Path:
     """Return the folder of pages of a local set."""
     if not isinstance(task, FolderTask):
-        raise UsageError("--by words and --by both require a local set: pass --data")
+        raise UsageError("--by words and --by both need a local set. Pass --data.")
     return Path(task.dataset).resolve() / "pages"
 
 
-def place_library(task: Task, output: Path, model: str | None) -> Path:
-    """Return where the library of a set is kept, for a model."""
+def library_path(task: Task, output: Path, model: str | None) -> Path:
+    """Return the path of the library of a set and model."""
     key = blake2b(f"{find_pages(task)} {model}".encode(), digest_size=8).hexdigest()
     return output / LIBRARIES / f"{task.name}-{key}"
 
 
-def fill_library(library: Library, pages: Path, tell: Tell) -> None:
-    """Update a library with the pages of a set; read scans if there is an OCR engine."""
+def index_set(library: Library, pages: Path, tell: Tell) -> None:
+    """Update a library with the pages of a set; run OCR on scans if an engine is installed."""
     tell(f"indexing {pages}")
     summary = library.add(pages)
     if summary.without_text and find_engine():
         tell(f"reading {summary.without_text} pages by OCR")
         library.read_words(ocr="missing")
     for source, reason in summary.failed.items():
-        logging.getLogger("randslot").warning("note: %s is not searched: %s", source, reason)
+        logging.getLogger("randslot").warning("note: %s is not indexed: %s", source, reason)
 
 
-def ask_library(
+def search_library(
     library: Library, subset: Subset, by: By, pages: Path, reranker: Reranker | None = None, group: Group = "page"
 ) -> SubsetResult:
-    """Search for the queries of a subset, and return nDCG of the found pages.
+    """Search for the queries of a subset, and return nDCG of the pages.
 
-    group: or of the documents among ten times as many pages, each by its best page, with its highest grade.
+    group: rank documents instead, each by its best page among ten times as many, with its highest grade.
     """
     num_hits = max(CUTS) if group == "page" else 10 * max(CUTS)
     results = library.search_results(list(subset.queries.values()), num_hits, by=by, rerank=reranker or False)
@@ -142,7 +144,7 @@ def ask_library(
 # -- several searches
 
 
-Candidate = tuple[str, By, Library, Reranker | None]  # a search to compare, with its label
+Candidate = tuple[str, By, Library, Reranker | None]  # a search to compare and its label
 
 
 @dataclass(frozen=True)
@@ -178,20 +180,20 @@ def compare_models(
 ) -> list[ComparedSearch]:
     """Compare searches of the pages of a set: by "words", or by the vectors of models (see `read_named`).
 
-    Every model gets a library, kept in `output`, so that a stopped run can resume. both: also search by words and
-    vectors of each model together. rerank: also each search with its first hits reranked by this model. Times are
-    measured in turns, so that a busy moment hits all searches.
+    Every model gets a library in `output`, so that a stopped run can resume. both: also search by words and vectors of
+    each model together. rerank: also rerank the top hits of each search with this model. Timings interleave searches,
+    so that load on the machine affects all of them.
     """
     pages = find_pages(task)
     if len(models) + both + (rerank is not None) < 2:
-        raise UsageError("pass two or more to compare: models, or words")
+        raise UsageError("pass at least two to compare: models, or words")
     subsets = list(task.subsets())
     with ExitStack() as stack:
         candidates: list[Candidate] = []
         encode_seconds: dict[Library, float] = {}
         for name in dict.fromkeys(models):
             library = stack.enter_context(_open_library(name, task, output, trust_remote_code))
-            fill_library(library, pages, tell)
+            index_set(library, pages, tell)
             label = Path(name).name or name
             candidates.append((label, "words" if name == WORDS else "vectors", library, None))
             if name != WORDS:
@@ -205,7 +207,7 @@ def compare_models(
         scores: list[list[Scores]] = []
         for label, by, library, own_reranker in candidates:
             tell(f"searching by {label}")
-            found = [ask_library(library, subset, by, pages, own_reranker) for subset in subsets]
+            found = [search_library(library, subset, by, pages, own_reranker) for subset in subsets]
             scores.append([100 * np.array(result.each) for result in found])
         seconds = _time_searches(candidates, [query for subset in subsets for query in subset.queries.values()])
         compared = []
@@ -214,26 +216,26 @@ def compare_models(
             verdict = judge_tasks({"set": differences})["set"]
             mean = float(np.mean([subset.mean() for subset in scores[i]]))
             times = encode_seconds.get(library), 1000 * seconds[i]
-            compared.append(ComparedSearch(label, mean, *verdict, *_weigh(library, by), *times))
+            compared.append(ComparedSearch(label, mean, *verdict, *_measure_size(library, by), *times))
     compared[0] = replace(compared[0], verdict="base")
     write_json(output / "compare.json", [asdict(one) for one in compared])
     return compared
 
 
 def read_named(name: str) -> tuple[str, dict[str, Any]]:
-    """Read MODEL or MODEL,key=value,...: a model with changed settings, such as reduction=cluster or width=256."""
+    """Parse MODEL or MODEL,key=value,...: a model with settings such as reduction=cluster or width=256."""
     model, *pairs = name.split(",")
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign:
-            raise UsageError(f"{name!r}: settings of a model are key=value, not {pair!r}")
+            raise UsageError(f"{name!r}: model settings have the form key=value, not {pair!r}")
         settings[key] = int(value) if value.isdigit() else value
     return model, settings
 
 
 def evaluate_named(names: Sequence[str], task: Task, output: Path, trust_remote_code: bool = False) -> list[Path]:
-    """Evaluate models, some with changed settings, and return the folders of their results."""
+    """Evaluate models with their settings, and return their result folders."""
     from .evaluate import evaluate_model
 
     folders = set()
@@ -249,14 +251,14 @@ def evaluate_named(names: Sequence[str], task: Task, output: Path, trust_remote_
 def _open_library(name: str, task: Task, output: Path, trust_remote_code: bool) -> Library:
     """Open the library of a set for "words" or a model."""
     if name == WORDS:
-        return Library(place_library(task, output, None))
+        return Library(library_path(task, output, None))
     model, settings = read_named(name)
     opened = open_model(model, **settings, trust_remote_code=trust_remote_code or None) if settings else model
-    return Library(place_library(task, output, name), opened, trust_remote_code=trust_remote_code)
+    return Library(library_path(task, output, name), opened, trust_remote_code=trust_remote_code)
 
 
-def _weigh(library: Library, by: By) -> tuple[float, int, int]:
-    """Return the vectors of a page, their dimension, and the bytes of a page that a search uses."""
+def _measure_size(library: Library, by: By) -> tuple[float, int, int]:
+    """Return the vectors per page, their dimension, and the bytes per page that a search uses."""
     status, binding = library.status(), library.binding
     vectors, everything = status.vector_bytes_per_page, status.bytes_per_page
     size = {"words": everything - vectors, "vectors": vectors, "both": everything}[by]
@@ -265,7 +267,7 @@ def _weigh(library: Library, by: By) -> tuple[float, int, int]:
 
 
 def _time_encoding(model: PageReader, pages: Pages) -> float:
-    """Return the seconds that a model takes to encode an opened page, over some from all over a set."""
+    """Return the mean seconds to encode an opened page, over a sample of a set."""
     opened: list[Any] = []
     num = len(pages.ids)
     for i in range(0, num, max(num // 32, 1)):
@@ -283,7 +285,7 @@ def _time_encoding(model: PageReader, pages: Pages) -> float:
 
 
 def _time_searches(candidates: Sequence[Candidate], queries: Sequence[str]) -> list[float]:
-    """Return the median seconds of each search over about 15 queries, each asked of all searches in turn."""
+    """Return the median latency of each search in seconds, over about 15 queries, interleaving searches."""
     seconds: list[list[float]] = [[] for _ in candidates]
     for query in queries[:: max(len(queries) // 15, 1)]:
         for (_, by, library, reranker), times in zip(candidates, seconds, strict=True):
@@ -294,7 +296,7 @@ def _time_searches(candidates: Sequence[Candidate], queries: Sequence[str]) -> l
 
 
 def list_compared(compared: Sequence[ComparedSearch]) -> Table:
-    """Return the table of a comparison."""
+    """Return the comparison as a table."""
     heads = ["search", "nDCG@5", "difference", "from", "to", "verdict"]
     heads += ["vectors per page", "dimension", "bytes per page", "encode s/page", "search ms"]
     rows: list[list[Cell]] = []
@@ -303,5 +305,5 @@ def list_compared(compared: Sequence[ComparedSearch]) -> Table:
         shape: list[Cell] = [round(one.vectors), one.dimension] if one.vectors else [None, None]
         encode = None if one.encode_seconds is None else f"{one.encode_seconds:.3g}"
         rows.append([one.search, one.ndcg, *gain, one.verdict, *shape, one.bytes, encode, f"{one.search_ms:.3g}"])
-    title = f"nDCG@5 on the same pages, minus that of {compared[0].search} with {LEVEL}% intervals, and what it costs"
+    title = f"nDCG@5 on the same pages, minus that of {compared[0].search} with {LEVEL}% intervals, and the costs"
     return Table(title, heads, rows, digits=1)

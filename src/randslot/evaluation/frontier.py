@@ -1,6 +1,6 @@
-"""Quality for every byte: nDCG@5 with each number of page vectors, width and storage type, from one encoding.
+"""Quality per byte: nDCG@5 for each number of page vectors, width and storage type, from one encoding.
 
-Queries keep all their vectors at full precision: they are not stored. Shapes: Q queries, P pages, K vectors, D width.
+Queries keep all vectors in full precision. Shapes: Q queries, P pages, K vectors, D width.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALL = 2**31  # more vectors than any page has
 
 
 class Cut(NamedTuple):
-    """How pages are stored: their first vectors, the first numbers of each, and the type of a number."""
+    """How pages are stored: the number of vectors, their width, and the storage type."""
 
     num: int
     width: int
@@ -39,7 +39,7 @@ class Cut(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The bytes of a page, nDCG@5 in percent, and the cut that gives them; vectors: of a page, on average."""
+    """The bytes per page, nDCG@5 in percent, and the cut; vectors: per page, on average."""
 
     run: str
     vectors: float
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
 
 def score_frontier(run: CachedRun) -> list[Point]:
-    """Score every cut of a run: 1, 2, 4, ... vectors where these are a smaller budget, and widths 32, 64, ..."""
+    """Score every cut of a run: 1, 2, 4, ... vectors if these are a smaller budget, and widths 32, 64, ..."""
     scores: dict[Cut, list[float]] = defaultdict(list)
     vectors: dict[Cut, list[float]] = defaultdict(list)
     for subsets in run.tasks.values():
@@ -61,14 +61,14 @@ def score_frontier(run: CachedRun) -> list[Point]:
     points = []
     for cut, by_task in scores.items():
         num = mean(vectors[cut])
-        scale = 2 if cut.storage == "int8" else 0  # a half-precision number for each vector
+        scale = 2 if cut.storage == "int8" else 0  # a float16 scale per vector
         size = num * (cut.width * BYTES[cut.storage] + scale)
         points.append(Point(run.name, num, cut.width, cut.storage, size, mean(by_task)))
     return points
 
 
 def _score_subset(subset: CachedSubset, unit: bool) -> dict[Cut, tuple[float, float]]:
-    """Return nDCG@5 and the mean number of page vectors of every cut."""
+    """Return nDCG@5 and the mean number of page vectors for every cut."""
     cache, keys = subset.open("query")
     queries_QKD = pad_sequence(cache.read(keys), batch_first=True)  # zeros add nothing to MaxSim
     cache, keys = subset.open("page")
@@ -83,26 +83,26 @@ def _score_subset(subset: CachedSubset, unit: bool) -> dict[Cut, tuple[float, fl
     start = 0
     for block in cache.blocks(keys, limit):
         longest = max(map(len, block))
-        # A vector twice changes no maximum.
+        # Repeating a vector does not change the maximum.
         pages_PKD = torch.stack([torch.cat([page, page[:1].expand(longest - len(page), -1)]) for page in block])
         end = start + len(block)
         for width in widths:
-            asked = torch.from_numpy(narrow(queries_QKD.numpy(), width, unit=unit))
+            narrow_queries = torch.from_numpy(narrow(queries_QKD.numpy(), width, unit=unit))
             cut_PKD = torch.from_numpy(narrow(pages_PKD.numpy(), width, unit=unit))
             for storage in STORAGE:
-                found = _compare(asked, store(cut_PKD, storage), nums)
+                found = _compare(narrow_queries, quantise(cut_PKD, storage), nums)
                 for num, scores_QP in found.items():
                     scores[Cut(num, width, storage)][:, start:end] = scores_QP
         start = end
-    found_at = {}
+    quality = {}
     for cut, scores_QP in scores.items():
         each = ndcg_of_each(scores_QP.numpy(), subset.judged.page_ids, subset.judged.grades, 5)
-        found_at[cut] = mean(each), mean(min(cut.num, count) for count in counts)
-    return found_at
+        quality[cut] = mean(each), mean(min(cut.num, count) for count in counts)
+    return quality
 
 
-def store(vectors: Tensor, storage: str) -> Tensor:
-    """Return vectors as a store gives them back: int8 by the largest number of each vector, 1-bit by signs."""
+def quantise(vectors: Tensor, storage: str) -> Tensor:
+    """Quantise and dequantise vectors as a store does: int8 scaled by each vector's maximum, 1-bit by sign."""
     if storage == "fp16":
         return vectors.half().float()
     if storage == "int8":
@@ -124,11 +124,11 @@ def _compare(queries_QKD: Tensor, pages_PKD: Tensor, nums: Sequence[int]) -> dic
     return {num: torch.cat(found) for num, found in parts.items()}
 
 
-# -- what is shown
+# -- the report
 
 
 def compare_bytes(folders: Sequence[Path], tell: Callable[[str], None]) -> list[Section]:
-    """Score every cut of the runs below some folders, each benchmark by itself."""
+    """Score every cut of the runs in folders, per benchmark."""
     groups = group_runs(read_runs(folders, any_model=True), tell)
     return [show_frontier(runs, benchmark) for benchmark, runs in groups.items()]
 
@@ -173,9 +173,9 @@ def _list_points(points: Sequence[Point], which: str) -> Table:
 
 
 def published_points(benchmark: str) -> dict[str, list[tuple[float, float]]]:
-    """Return the paper's methods by bytes of a page and score.
+    """Return the paper's methods by bytes per page and score.
 
-    A number has two bytes, and a vector 2,560 numbers for 4B, else 2,048: as the paper assumes.
+    As in the paper, a vector has 2,560 dimensions for 4B and otherwise 2,048, of two bytes each.
     """
     points: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for key in ("table1", "table2", "table11"):

@@ -1,4 +1,4 @@
-"""nDCG as pytrec_eval computes it: linear gain on graded labels, equal scores in falling order of the page's id.
+"""nDCG as pytrec_eval computes it: linear gain on graded labels, ties in descending order of page id.
 
 Shapes: Q queries, P pages.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 def ndcg_of_each(
     scores_QP: NDArray[np.float32], page_ids: Sequence[str], grades: Sequence[Mapping[str, int]], k: int
 ) -> list[float]:
-    """Return nDCG@k of each query, from its scores and the grades of its relevant pages."""
+    """Return nDCG@k per query, from its scores and the grades of its relevant pages."""
     by_id = np.argsort(np.array(page_ids))[::-1]
     best_QK = by_id[np.argsort(-scores_QP[:, by_id], axis=1, kind="stable")[:, :k]]
     found = []

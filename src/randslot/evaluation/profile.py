@@ -1,7 +1,7 @@
 """Time encoding by the paper's protocol: inputs of fixed size, one at a time, without preprocessing.
 
-Every strategy and budget is timed in one pass and as in the paper, position by position on a cache, in turns within one
-run, so that a busy moment of the machine hits all of them.
+Every strategy and budget is timed in one pass and, as in the paper, step by step on a KV cache. Timings interleave all
+of them, so that load on the machine affects all alike.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Features = dict[str, Any]
 
 @dataclass(frozen=True)
 class Protocol:
-    """What is timed, by default as in the paper.
+    """The timing protocol, by default the paper's.
 
     rows, columns: the merged visual tokens of a page; a text has as many tokens.
     """
@@ -46,12 +46,12 @@ class Protocol:
     strategies: tuple[str, ...] = tuple(name for name, one in STRATEGIES.items() if not one.every_token)
 
     def __post_init__(self) -> None:
-        if (least := min(self.rows, self.columns, self.query_tokens, self.samples, *self.budgets)) < 1:
-            raise UsageError(f"sizes, samples and budgets must be 1 or more, not {least}")
+        if (smallest := min(self.rows, self.columns, self.query_tokens, self.samples, *self.budgets)) < 1:
+            raise UsageError(f"sizes, samples and budgets must be 1 or more, not {smallest}")
 
 
 class Way(NamedTuple):
-    """One way to some vectors: a strategy, a budget, and whether all come from one pass."""
+    """A way to encode: a strategy, a budget, and whether all vectors come from one pass."""
 
     strategy: str
     vectors: int
@@ -59,7 +59,7 @@ class Way(NamedTuple):
 
 
 def profile(model: RandSlotModel, protocol: Protocol) -> Table:
-    """Time a model's backbone; return the median query latency and the pages per second of every way."""
+    """Time a model's backbone; return the median query latency and page throughput of every way."""
     ways = []
     for strategy in protocol.strategies:
         for vectors in protocol.budgets:
@@ -78,7 +78,7 @@ def profile(model: RandSlotModel, protocol: Protocol) -> Table:
         speeds = [1000 * statistics.median(seconds["query"][way]), protocol.samples / sum(seconds["page"][way])]
         rows.append([way.strategy, way.vectors, "one pass" if way.one_pass else "step by step", *speeds])
     size = f"{pages[0]['input_ids'].shape[1]} positions"
-    if "image_grid_thw" in pages[0]:  # it has no tiles, and is no text
+    if "image_grid_thw" in pages[0]:  # neither tiles nor text
         size = f"{protocol.rows} x {protocol.columns} merged visual tokens"
     queries = f"queries of {protocol.query_tokens} tokens"
     title = f"Encoding: {queries}, pages of {size}, one at a time, {protocol.samples} samples"
@@ -89,7 +89,7 @@ def profile(model: RandSlotModel, protocol: Protocol) -> Table:
 
 @contextmanager
 def page_size(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
-    """Set a model to encode pages of the protocol's size, and restore it."""
+    """Set a model to encode pages of the protocol's size inside the block, and restore it after."""
     limit = "text_tokens" if model.reads == "text" else "visual_tokens"
     before, training = getattr(model.settings, limit), model.training
     model.use(**{limit: protocol.rows * protocol.columns})
@@ -102,7 +102,7 @@ def page_size(model: RandSlotModel, protocol: Protocol) -> Iterator[None]:
 
 
 def _make_queries(model: RandSlotModel, protocol: Protocol) -> list[Features]:
-    """Make queries of a fixed length: repeat short ones, and keep the last tokens."""
+    """Make queries of a fixed length: repeat short ones and keep the last tokens."""
     words = ("net sales by region", "deferred tax", "how did output change?", "staff costs in the third quarter")
     queries = []
     for number in range(protocol.warmup + protocol.samples):
@@ -115,15 +115,15 @@ def _make_queries(model: RandSlotModel, protocol: Protocol) -> list[Features]:
 
 
 def _make_pages(model: RandSlotModel, protocol: Protocol) -> list[Features]:
-    """Make pages of a fixed size, each with a mark of its own.
+    """Make distinct pages of a fixed size.
 
-    A family without a grid, such as one that cuts pages into tiles, takes as many tokens as it makes of them.
+    In a family without a fixed grid, such as one with tiles, the number of tokens may differ.
     """
     tokens = protocol.rows * protocol.columns
-    side = round((model.page_pixels / tokens) ** 0.5)  # of one visual token, in pixels
+    side = round((model.page_pixels / tokens) ** 0.5)  # the side of a visual token, in pixels
     pages = []
     for number in range(protocol.warmup + protocol.samples):
-        page: Any = f"{number:04} " + "tax " * tokens  # more than the model reads: a word has at least one token
+        page: Any = f"{number:04} " + "tax " * tokens  # longer than the limit: a word has at least one token
         if model.reads != "text":
             page = Image.new("RGB", (protocol.columns * side, protocol.rows * side), "white")
             page.paste((number, number, number), (0, 0, side // 2, side // 2))
@@ -132,7 +132,7 @@ def _make_pages(model: RandSlotModel, protocol: Protocol) -> list[Features]:
 
 
 def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Features], Tensor]:
-    """Return the function that takes features from the host to vectors."""
+    """Return the function that encodes features from the host."""
     backbone, num = model.backbone, way.vectors - 1
     device = next(backbone.model.parameters()).device
     width = model.settings.width
@@ -159,7 +159,7 @@ def _make_function(model: RandSlotModel, way: Way, side: Side) -> Callable[[Feat
 def _time(
     functions: dict[Way, Callable[[Features], Tensor]], samples: Sequence[Features], warmup: int
 ) -> dict[Way, list[float]]:
-    """Time every function on every sample, in turns; the first samples warm up and do not count."""
+    """Time every function on every sample, interleaved; skip the warmup samples."""
     seconds: dict[Way, list[float]] = {way: [] for way in functions}
     console = Console(stderr=True)
     tracked = track(samples, "timing", console=console, transient=True, disable=not console.is_terminal)

@@ -1,7 +1,7 @@
 """The paper's published numbers: scores in percent, costs, readout diagnostics.
 
-published.json has them under the paper's own numbers ("table1", "figure4"). Methods are rows, also where the paper
-prints them as columns.
+published.json keys them by the paper's numbering ("table1", "figure4"). Methods are rows, even where the paper prints
+them as columns.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One method in one table; None where the paper says nothing.
+    """One method in one table; None where the paper gives no value.
 
     RandSlot is random input at training and inference (RS-R), RS-Z the same encoder with zero input at inference.
     """
@@ -33,19 +33,19 @@ class PublishedRow:
     method: str
     query_vectors: int | None
     page_vectors: int | None
-    source: str  # "this paper", or "CausalEmbed" for what it takes from that paper
-    seeds: Sequence[int] = ()  # several: scores are their means
-    side: str | None = None  # "query" or "page", where a readout of one side is measured
+    source: str  # "this paper", or "CausalEmbed" for results from that paper
+    seeds: Sequence[int] = ()  # if several, scores are means
+    side: str | None = None  # "query" or "page", for readouts of one side
     scores: Mapping[str, float] = field(default_factory=dict)  # by task
     averages: Mapping[str, float] = field(default_factory=dict)  # by benchmark, as printed
     deviations: Mapping[str, float] = field(default_factory=dict)  # of the scores, over seeds
     average_deviations: Mapping[str, float] = field(default_factory=dict)
-    values: Mapping[str, float | None] = field(default_factory=dict)  # what is no task's score: costs, diagnostics
+    values: Mapping[str, float | None] = field(default_factory=dict)  # other values: costs, diagnostics
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """One table of the paper; its columns name the scores or values of its rows, without averages.
+    """One table of the paper; columns: the names of its scores or values, without averages.
 
     differences: a method's scores and averages minus another's, as printed, in points.
     """
@@ -73,7 +73,7 @@ def published_tables() -> dict[str, PublishedTable]:
 
 
 def rows_for(benchmark: str) -> list[PublishedRow]:
-    """Return the rows with every task of a benchmark, cut to it; of a row printed in several tables, the first."""
+    """Return the rows with every task of a benchmark, without other tasks and without repeated rows."""
     found: dict[tuple[object, ...], PublishedRow] = {}
     for table in published_tables().values():
         for row in table.rows:

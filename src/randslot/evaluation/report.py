@@ -1,4 +1,4 @@
-"""The paper's tables with your rows among the published ones, as Markdown, CSV or LaTeX."""
+"""The paper's tables with your results added, as Markdown, CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .result_files import CUTS, Result, choose_base, read_results
 
 
 class Score(NamedTuple):
-    """A score in percent; of several runs, their mean and sample standard deviation."""
+    """A score in percent: the mean over runs, with the sample standard deviation if there are several."""
 
     mean: float
     deviation: float | None = None
@@ -30,7 +30,7 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True)
 class ReportRow:
-    """A method with its vectors and scores by task. slots: the strategy that your model was trained with."""
+    """A method with its vectors and scores by task. slots: the training strategy of your model."""
 
     method: str
     vectors: str
@@ -46,7 +46,7 @@ class ReportRow:
 
 
 def make_report(folder: Path, style: Style = "md", base: str | None = None) -> str:
-    """Return the tables of all results below a folder. base: see `make_tables`."""
+    """Return the tables of all results in a folder. base: see `make_tables`."""
     results = read_results(folder)
     if style == "csv":
         return write_table(_list_scores(results), style)
@@ -54,7 +54,7 @@ def make_report(folder: Path, style: Style = "md", base: str | None = None) -> s
 
 
 def list_means(results: Sequence[Result]) -> list[str]:
-    """Return lines with the scores of each task, and of its subsets, and the mean of each benchmark."""
+    """Return lines with the scores of each task and subset, and the mean of each benchmark."""
 
     def show(ndcg: dict[int, float]) -> str:
         return "  ".join(f"nDCG@{cut} {100 * value:.2f}" for cut, value in ndcg.items())
@@ -78,10 +78,10 @@ def list_means(results: Sequence[Result]) -> list[str]:
 
 
 def make_tables(results: Sequence[Result], base: str | None = None) -> list[Table]:
-    """Make a table for each benchmark and metric, and the differences between settings with several runs.
+    """Make a table per benchmark and metric, and tables of differences between settings with several runs.
 
-    base: the setting that is subtracted from the others, by its name or a part of it. By default, as in the paper: a
-    model trained with zero slots, else one with zeros at inference, else the first found.
+    base: the baseline setting to subtract, by its name or a part of it. By default, as in the paper: a model trained
+    with zero slots, else one with zeros at inference, else the first.
     """
     tables = []
     has_base = False
@@ -106,9 +106,9 @@ def _by_benchmark(results: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 def _own_rows(results: Iterable[Result], cut: int) -> list[ReportRow]:
-    """Group results into rows, one for each model and setting, with its runs together.
+    """Group results into one row per model and setting, over all its runs.
 
-    A run with fewer tasks than others of its row was stopped, and is left out.
+    Incomplete runs, with fewer tasks than others of the row, are skipped.
     """
     groups: dict[tuple[str, str], dict[tuple[int, str], dict[str, float]]] = {}
     slots: dict[tuple[str, str], str] = {}
@@ -137,7 +137,7 @@ def _average(values: Sequence[float]) -> Score:
 
 
 def _published_rows(benchmark: str, cut: int) -> list[ReportRow]:
-    """Return the rows of the paper, which has nDCG@5 of complete benchmarks."""
+    """Return the paper's rows, which have nDCG@5 of complete benchmarks only."""
     if benchmark not in TASKS or cut != 5:
         return []
     rows = []
@@ -150,7 +150,7 @@ def _published_rows(benchmark: str, cut: int) -> list[ReportRow]:
         average = Score(row.averages[benchmark], row.average_deviations.get(benchmark), runs)
         found = mean(row.scores.values())
         note = ""
-        if abs(found - average.mean) > 0.1:  # more than rounding can do
+        if abs(found - average.mean) > 0.1:  # more than rounding explains
             note = f"the paper prints an average of {average}; its scores average {found:.1f}"
         vectors = f"{row.query_vectors or '-'}/{row.page_vectors or '-'}"
         rows.append(ReportRow(method, vectors, row.source, scores, average, note=note))
@@ -168,7 +168,7 @@ def _list_tasks(benchmark: str, rows: Iterable[ReportRow]) -> list[str]:
 
 
 def _rank(benchmark: str, cut: int, own: list[ReportRow]) -> Table:
-    """Make one table, best average first, with the gap to the best; rows with some of the tasks have no rank."""
+    """Make one table, best average first, with the gap to the best; incomplete rows have no rank."""
     tasks = _list_tasks(benchmark, own)
     complete = [row for row in own if row.scores.keys() >= set(tasks)]
     partial = [row for row in own if row not in complete]
@@ -204,17 +204,17 @@ def _subtract(benchmark: str, cut: int, rows: dict[str, ReportRow], base: str | 
 
 
 def _list_scores(results: Iterable[Result]) -> Table:
-    """Make one row for each score, for other programs."""
+    """Make one row per score, for other programs."""
     rows: list[list[Cell]] = []
     for benchmark, same in _by_benchmark(results).items():
         for cut in CUTS:
             own = _own_rows(same, cut)
             tasks = _list_tasks(benchmark, own)
             for row in [*own, *_published_rows(benchmark, cut)]:
-                who = [benchmark, f"nDCG@{cut}", row.method, row.vectors]
+                key = [benchmark, f"nDCG@{cut}", row.method, row.vectors]
                 for task, score in row.scores.items():
-                    rows.append([*who, row.source, task, *score])
+                    rows.append([*key, row.source, task, *score])
                 if row.scores.keys() >= set(tasks):
-                    rows.append([*who, f"{row.source} ({row.note})" if row.note else row.source, "avg", *row.average])
+                    rows.append([*key, f"{row.source} ({row.note})" if row.note else row.source, "avg", *row.average])
     heads = ["benchmark", "metric", "method", "vectors", "source", "task", "mean", "deviation", "runs"]
     return Table("scores", heads, rows)

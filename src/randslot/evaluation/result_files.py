@@ -18,11 +18,11 @@ from ..files import write_json
 from ..model.reader import Side
 
 CUTS = (5, 10)  # nDCG@5 and nDCG@10
-LIBRARIES = "libraries"  # the folder, beside the results, of libraries that searches were evaluated on
+LIBRARIES = "libraries"  # the folder, beside the results, of libraries for evaluating searches
 
 
 class RunKey(NamedTuple):
-    """What tells runs apart."""
+    """The key that identifies a run."""
 
     model: str
     how: str
@@ -34,8 +34,8 @@ class RunKey(NamedTuple):
 class SubsetResult:
     """Scores of one subset of a task.
 
-    ndcg: the mean over queries, by cut. judged: the name of the cached `Judged`, empty for a search. each: nDCG@5 of
-    each query. asked: a hash of the queries, pages and grades.
+    ndcg: the mean over queries, by cutoff. judged: the name of the cached `Judged`, empty for a search. each: nDCG@5
+    per query. asked: a hash of the queries, pages and grades.
     """
 
     ndcg: dict[int, float]
@@ -47,13 +47,13 @@ class SubsetResult:
 
 
 def average_queries(each: Mapping[int, list[float]], num_pages: int, judged: str, asked: str) -> SubsetResult:
-    """Average nDCG of each query, by cut, to the scores of a subset."""
+    """Average per-query nDCG, by cutoff, into the scores of a subset."""
     ndcg = {cut: mean(values) for cut, values in each.items()}
     return SubsetResult(ndcg, len(each[5]), num_pages, judged, [round(value, 6) for value in each[5]], asked)
 
 
 def average_subsets(subsets: Mapping[str, SubsetResult]) -> dict[int, float]:
-    """Return nDCG of a task by cut: the mean over its subsets."""
+    """Return nDCG of a task by cutoff: the mean over its subsets."""
     return {cut: mean(subset.ndcg[cut] for subset in subsets.values()) for cut in CUTS}
 
 
@@ -61,11 +61,11 @@ def average_subsets(subsets: Mapping[str, SubsetResult]) -> dict[int, float]:
 class Result:
     """Scores of one model, under its settings, on one task. The JSON file has its fields, with "ndcg@5" and "ndcg@10".
 
-    how: the settings as tables name them, such as "random" or "tokens by kmeans". counts: vectors by side, None for
-    one per token. ndcg: the mean over subsets, by cut. vectors: the folder of each side in the cache, none for a
-    search. cache: the path of the cache from the folder of the result, so that both can move together. is_drawn:
-    whether encoding draws from the seed. has_prefixes: whether the first vectors are those of a smaller budget.
-    randslot: the version.
+    how: the label of the settings in tables, such as "random" or "tokens by kmeans". counts: vectors by side, None for
+    one per token. ndcg: the mean over subsets, by cutoff. vectors: the folder of each side in the cache, none for a
+    search. cache: the path of the cache relative to the result, so that both can move together. is_drawn: whether
+    vectors depend on the seed. has_prefixes: whether the first vectors are those of a smaller budget. randslot: the
+    version.
     """
 
     file: Path
@@ -124,8 +124,8 @@ def _read_cuts(values: dict[str, Any]) -> dict[int, float]:
     return {cut: float(values.pop(f"ndcg@{cut}")) for cut in CUTS}
 
 
-def name_file(output: Path, model: str, setting: str, task: str) -> Path:
-    """Return the file of a result: in a folder of the model, in one of the setting."""
+def result_path(output: Path, model: str, setting: str, task: str) -> Path:
+    """Return the file of a result: MODEL/SETTING/TASK in the output folder."""
     file = output
     for name in (model, setting, f"{task}.json"):
         safe = "".join(letter if letter.isalnum() or letter in "._-()" else "-" for letter in name)
@@ -134,9 +134,9 @@ def name_file(output: Path, model: str, setting: str, task: str) -> Path:
 
 
 def read_results(*folders: Path) -> list[Result]:
-    """Read all results below some folders; skip other files.
+    """Read all results in folders; skip other files.
 
-    Where encoding does not draw from the seed, results with another seed belong to one run, under the first seed found.
+    If vectors do not depend on the seed, results with different seeds count as one run, under the first seed found.
     """
     results: list[Result] = []
     first: dict[tuple[str, str, str], int] = {}
@@ -163,7 +163,7 @@ def read_results(*folders: Path) -> list[Result]:
 
 
 def name_runs(keys: Sequence[RunKey]) -> dict[RunKey, str]:
-    """Return a short name for each run, such that no two are the same."""
+    """Return a short unique name for each run."""
     runs = Counter((key.model, key.how) for key in keys)
     seeds = Counter((key.model, key.how, key.seed) for key in keys)
     names = {}
@@ -178,7 +178,7 @@ def name_runs(keys: Sequence[RunKey]) -> dict[RunKey, str]:
 
 
 def choose_base(base: str | None, names: Sequence[str]) -> str:
-    """Return the run that others are compared with, by its name or a unique part of it; by default the first."""
+    """Return the baseline run, by its name or a unique part of it; by default the first."""
     if base is None or base in names:
         return base or names[0]
     found = [name for name in names if base in name]

@@ -1,4 +1,4 @@
-"""What to evaluate on: the 22 ViDoRe tasks as mteb defines them, or a local folder."""
+"""Evaluation tasks: the 22 ViDoRe tasks as mteb defines them, or a local folder."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ MTEB_NAMES = {
 
 
 def content_key(*parts: bytes) -> str:
-    """Return the hash of a content."""
+    """Return a hash of content."""
     digest = blake2b(digest_size=16)
     for part in parts:
         digest.update(len(part).to_bytes(8, "big") + part)
@@ -69,13 +69,13 @@ class DatasetPages:
         return content_key(self.open(index))
 
     def open(self, index: int) -> bytes:
-        """Return a page as `encode_document` takes it."""
+        """Return a page for `encode_document`."""
         image = self.images[index]["image"]
         return bytes(image["bytes"]) if image["bytes"] else Path(image["path"]).read_bytes()
 
 
 class FolderPages:
-    """The pages below a folder: each image, and each page of each PDF, named by its path."""
+    """The pages in a folder: each image, and each page of each PDF, named by its path."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -91,7 +91,7 @@ class FolderPages:
         return content_key(self.hashes[file], page.removeprefix(str(file)).encode())
 
     def open(self, index: int) -> str:
-        """Return a page as `encode_document` takes it."""
+        """Return a page for `encode_document`."""
         return str(self.folder / self.ids[index])
 
 
@@ -100,7 +100,7 @@ Pages = DatasetPages | FolderPages
 
 @dataclass(frozen=True)
 class Subset:
-    """Queries in one language over one corpus, with the grades of the relevant pages of each."""
+    """Queries in one language over one corpus, with the grades of relevant pages."""
 
     name: str
     pages: Pages
@@ -163,7 +163,7 @@ def count_pages(benchmark: str) -> int:
 
 
 def find_tasks(benchmarks: Sequence[str], names: Sequence[str], data_root: Path | None = None) -> list[Task]:
-    """Return the tasks of some benchmarks, or only those named: as the paper or mteb names them, or like finance_en."""
+    """Return the tasks of benchmarks, or only those named: by the paper's or mteb's names, or like finance_en."""
     chosen: dict[str, str] = {}  # the benchmark of each task
     for benchmark in benchmarks or TASKS:
         if benchmark not in TASKS:
@@ -208,7 +208,7 @@ class MtebTask(Task):
 
     def subsets(self) -> Iterator[Subset]:
         with _loading(self.dataset, self.folder):
-            self.task.data_loaded = False  # another run may have freed its subsets
+            self.task.data_loaded = False  # an earlier call may have freed its subsets
             self.task.load_data()
             self.task.convert_v1_dataset_format_to_v2(num_proc=None)
         for name, splits in self.task.dataset.items():
@@ -220,9 +220,9 @@ class MtebTask(Task):
 
 @contextmanager
 def _loading(dataset: str, folder: Path | None) -> Iterator[None]:
-    """Load without progress bars and logs; RandSlotError in one line if it fails.
+    """Load without progress bars and logs; raise a one-line RandSlotError on failure.
 
-    A local copy gets its own cache, keyed by its files: `datasets` would mistake it for another folder of that name.
+    A local copy gets its own cache, keyed by its files: `datasets` would confuse it with another folder of that name.
     """
     import datasets
 
@@ -234,7 +234,7 @@ def _loading(dataset: str, folder: Path | None) -> Iterator[None]:
         files = [(file, file.stat()) for file in sorted(folder.resolve().rglob("*")) if file.is_file()]
         state = [(str(file), stat.st_size, stat.st_mtime_ns) for file, stat in files]
         config.HF_DATASETS_CACHE = Path(cache) / f"randslot-{content_key(repr(state).encode())}"
-    hint = "" if folder else ". Without network, --data-root takes copies."
+    hint = "" if folder else ". Offline, pass copies with --data-root."
     try:
         with in_one_line(f"load {dataset}", hint=hint):
             yield
@@ -300,7 +300,7 @@ class FolderTask(Task):
 
 
 def _read_rows(file: Path, kind: type[Row]) -> Iterator[tuple[str, Row]]:
-    """Yield the rows of a JSONL file, each with its place for an error."""
+    """Yield the rows of a JSONL file, each with its location for error messages."""
     for number, line in enumerate(file.read_bytes().removeprefix(BOM_UTF8).splitlines(), start=1):
         if not line.strip():
             continue

@@ -20,7 +20,7 @@ import ray.data
 from numpy.typing import NDArray
 
 from ..errors import RandSlotError, first_line
-from ..model.batching import ahead, in_shares, page_share, return_freed_memory
+from ..model.batching import batch_by_share, page_share, prefetch, return_freed_memory
 from ..model.reader import Identity, PageReader, Vectors
 from .models import load_bound
 from .readers import ReadPage, WantedPages, open_pages
@@ -144,8 +144,8 @@ class Encode:
         """Encode pages in batches of bounded size, while threads prepare the next ones."""
         prepare = getattr(self.model, "prepare_page", None) or (lambda page: page)
         vectors: list[Vectors] = []
-        prepared = ahead(prepare, contents, depth=2 * self.size)
-        for group in in_shares(prepared, self.size, lambda item: page_share(item[1])):
+        prepared = prefetch(prepare, contents, depth=2 * self.size)
+        for group in batch_by_share(prepared, self.size, lambda item: page_share(item[1])):
             vectors += self.model.embed_pages([page for _, page in group])
             return_freed_memory()
         return vectors

@@ -65,11 +65,11 @@ class CrossEncoderReranker:
     """A `CrossEncoder` from a folder or the hub: safetensors only, no remote code unless trusted."""
 
     def __init__(self, name: str, pages: int, seconds: float, trust_remote_code: bool) -> None:
-        from ..model.hub import MODEL_FILES, WITH_CODE, find
+        from ..model.hub import MODEL_FILES, WITH_CODE, resolve
         from ..model.sentence_model import load_checked
 
         self.name, self.pages, self.seconds = name, pages, seconds
-        source = find(name, files=WITH_CODE if trust_remote_code else MODEL_FILES)
+        source = resolve(name, files=WITH_CODE if trust_remote_code else MODEL_FILES)
         self.model, _ = load_checked(source, "reranker", trust_remote_code=trust_remote_code)
         self.reads: Reads = "image" if self.model.supports("image") else "text"
         self._lock = Lock()

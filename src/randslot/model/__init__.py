@@ -1,4 +1,4 @@
-"""A model: what turns pages and queries into vectors. `open_model` opens any of them by its name."""
+"""Models that encode pages and queries as vectors; `open_model` opens any of them by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LOADING = ("device", "dtype", "attn_implementation", "trust_remote_code", "known
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: a library that is only looked into needs no torch."""
+    """Import a name on first use, so that opening a library needs no torch."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with needs_extra():
@@ -54,17 +54,17 @@ def __getattr__(name: str) -> Any:
 
 
 def open_model(name: str, **options: Any) -> RandSlotModel | EmbeddingModel | UseReader:
-    """Open any model to search with: by its folder or hub id, at the address of a server, or "use-multilingual".
+    """Open a model by its folder, hub id, server URL, or the name "use-multilingual".
 
-    A folder or hub id holds a saved RandSlot model, a backbone, which gets new slots, or a model of
-    sentence-transformers, with several vectors a page or one. With a `template`, it is a backbone. Options are those of
-    `load`, or those in `LOADING` and the settings of `EmbeddingSettings` that can change; None means the default.
+    A folder or hub id holds a saved RandSlot model, a backbone (which gets new slots), or a multi-vector or
+    single-vector model of sentence-transformers. With a `template`, it is read as a backbone. Options: those of `load`,
+    or those in `LOADING` and the changeable settings of `EmbeddingSettings`; None means the default.
     """
     from .text_reader import NAME, UseReader
 
     given = {option: value for option, value in options.items() if value is not None}
     if name == NAME:
-        for option in ("revision", "dtype", "device", "trust_remote_code"):  # it has only one of each, and no code
+        for option in ("revision", "dtype", "device", "trust_remote_code"):  # fixed, and it has no code
             given.pop(option, None)
         reader = UseReader()
         reader.use(**given)
@@ -77,11 +77,11 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
     from .text_reader import NAME
 
     if name == NAME:
-        raise UsageError(f"{name} is for libraries: index, search, serve and compare take it, and evaluate --by both")
+        raise UsageError(f"{name} only works with index, search, serve, compare, and evaluate --by both")
     given = {option: value for option, value in options.items() if value is not None}
     with needs_extra():
         from . import sentence_model
-        from .hub import MODEL_FILES, WITH_CODE, find
+        from .hub import MODEL_FILES, WITH_CODE, resolve
         from .model import load
         from .remote_model import remote
 
@@ -90,7 +90,7 @@ def open_torch_model(name: str, **options: Any) -> RandSlotModel | EmbeddingMode
             raise UsageError(f"{fixed[0]}={given[fixed[0]]!r} cannot be set for a server: its export fixes it")
         return remote(name, **given)
     has_code = given.get("trust_remote_code") or given.get("known_code")
-    source = find(name, given.pop("revision", None), files=WITH_CODE if has_code else MODEL_FILES)
+    source = resolve(name, given.pop("revision", None), files=WITH_CODE if has_code else MODEL_FILES)
     kind = sentence_model.find_kind(source)
     if kind in ("randslot", "backbone") or "template" in given:
         given.pop("known_code", None)

@@ -1,6 +1,6 @@
 """A backbone: loaded from files, or built from a shape with random weights.
 
-The backbone is the plain transformers model, so its checkpoint keys are those of the hub.
+The backbone is the plain transformers model, so its checkpoint keys match the hub's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Backbone:
     model: PreTrainedModel
     processors: Processors
     source: Source
-    bare: dict[str, Tensor] = field(default_factory=dict)  # weights under an adapter, if they are in no folder
+    bare: dict[str, Tensor] = field(default_factory=dict)  # weights without the adapter, if they are not in a folder
 
     @property
     def language_model(self) -> nn.Module:
@@ -68,7 +68,7 @@ class Backbone:
             return self.family.run_vision(self.model, features)
 
     def read_content(self, features: Features, vision: VisionOutput | None = None) -> Content:
-        """Embed left-padded features; `vision`: an earlier output of the vision tower for them."""
+        """Embed left-padded features; `vision`: a cached output of the vision tower for them."""
         return self.family.read_content(self.model, features, vision or self.run_vision(features))
 
     def run(self, content: Content, cache: Any = None, use_cache: bool = False) -> tuple[Tensor, Any]:
@@ -93,7 +93,7 @@ class Backbone:
 
 
 def make_tokenizer(special_tokens: Sequence[str], end_token: str, words: Sequence[str] = ()) -> PreTrainedTokenizerBase:
-    """Make a tokenizer of 256 bytes, special tokens (the padding token first), and lower-case words.
+    """Build a tokenizer of 256 bytes, special tokens (the padding token first), and lower-case words.
 
     With words, it lower-cases its input.
     """
@@ -128,22 +128,22 @@ def load_backbone(
             local_files_only=True,
             output_loading_info=True,
         )
-    missing = sorted(report["missing_keys"])  # transformers would run with random ones
-    unknown = sorted(key for key in report["unexpected_keys"] if not key.startswith(family.spare_weights))
-    if missing or unknown:
+    missing = sorted(report["missing_keys"])  # transformers would initialise them at random
+    unexpected = sorted(key for key in report["unexpected_keys"] if not key.startswith(family.spare_weights))
+    if missing or unexpected:
         raise RandSlotError(
-            f"backbone {source.name} lacks {len(missing)} weights and has {len(unknown)} unknown ones, such as "
-            f"{(missing + unknown)[0]}: get it again"
+            f"backbone {source.name} has {len(missing)} missing and {len(unexpected)} unexpected weights, such as "
+            f"{(missing + unexpected)[0]}. Download it again."
         )
-    # Loaded weights are memory-mapped at odd addresses, which selects other kernels with other last bits; and a model
-    # saved over its own folder would overwrite the file it is mapped to.
+    # Copy weights out of the memory-mapped file: at unaligned addresses, other kernels round differently; and saving
+    # a model over its own folder would overwrite the mapped file.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return Backbone(family, family.prepare(model), load_processors(family, source), source)
 
 
 def _find_family(source: Source) -> Family:
-    """Return the family of a folder by its config.json."""
+    """Return the backbone family that config.json in a folder names."""
     name, file = source.name, source.file("config.json")
     if file.with_name(SERVING).is_file():
         raise RandSlotError(
@@ -186,7 +186,7 @@ def build_backbone(
 ) -> Backbone:
     """Build a backbone with random weights.
 
-    shape: a name in `shapes/`, the path of such a JSON file, or that of a config.json of transformers.
+    shape: a name in `shapes/`, or the path of such a JSON file or of a transformers config.json.
     """
     file = Path(shape if shape.endswith(".json") else str(resources.files(__package__) / "shapes" / f"{shape}.json"))
     if not file.is_file():

@@ -23,8 +23,8 @@ def return_freed_memory() -> None:
         trim(0)
 
 
-def ahead(do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | None = None) -> Iterator[tuple[T, R]]:
-    """Run `do` on each piece of work in threads, at most `depth` ahead of the consumer; yield results in order."""
+def prefetch(do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | None = None) -> Iterator[tuple[T, R]]:
+    """Run `do` on each piece of work in threads, at most `depth` ahead of the consumer; yield both in order."""
     threads = threads or min(max((os.cpu_count() or 2) - 1, 1), 16)  # one core drives the model
     waiting: deque[tuple[T, Future[R]]] = deque()
     with ThreadPoolExecutor(threads) as pool:
@@ -41,12 +41,12 @@ def ahead(do: Callable[[T], R], work: Iterable[T], depth: int, threads: int | No
                 future.cancel()
 
 
-def cut_by_positions(lengths: Sequence[int], most: int) -> list[list[int]]:
-    """Batch items by length: return indices in batches of at most `most` positions, including padding."""
+def batch_by_length(lengths: Sequence[int], max_positions: int) -> list[list[int]]:
+    """Batch items by length: return indices in batches of at most `max_positions`, including padding."""
     batches: list[list[int]] = []
     longest = 0
     for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        if not batches or (len(batches[-1]) + 1) * longest > most:
+        if not batches or (len(batches[-1]) + 1) * longest > max_positions:
             batches.append([])
             longest = lengths[number]
         batches[-1].append(number)
@@ -58,20 +58,20 @@ def page_share(page: object) -> float:
     return max(min(getattr(page, "share", 1.0), 1.0), 0.125)
 
 
-def in_shares(items: Iterable[T], most: float, share: Callable[[T], float]) -> Iterator[list[T]]:
-    """Yield groups of items whose shares sum to `most`: many small items, or few large ones."""
+def batch_by_share(items: Iterable[T], target: float, share: Callable[[T], float]) -> Iterator[list[T]]:
+    """Yield batches of items, each until its shares reach `target`: many small items, or few large ones."""
     group: list[T] = []
     size = 0.0
     for item in items:
         group.append(item)
         size += share(item)
-        if size >= most:
+        if size >= target:
             yield group
             group, size = [], 0.0
     if group:
         yield group
 
 
-def in_groups(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield groups of `size` items."""
-    return in_shares(items, size, lambda item: 1.0)
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield batches of `size` items."""
+    return batch_by_share(items, size, lambda item: 1.0)

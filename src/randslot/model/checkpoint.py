@@ -1,4 +1,4 @@
-"""The files of a saved model, which are read strictly: a wrong key or shape is an error.
+"""Save and load model checkpoints; loading is strict: a wrong key or shape is an error.
 
 randslot.json               settings, number of stored slots, the backbone; the teacher of a student
 slots.safetensors           the weights of the strategy, if it has any (the tables of fixed and learned slots)
@@ -30,7 +30,7 @@ from transformers import PreTrainedModel
 from ..errors import RandSlotError, UsageError, in_one_line
 from ..files import read_json
 from .backbone import Backbone, bars_in_terminals, load_backbone, load_processors
-from .hub import Source, find
+from .hub import Source, resolve
 from .reader import SIDES, Side, find_teacher, read_identity
 from .slots import torch_seed
 
@@ -53,7 +53,7 @@ def has_adapter(model: PreTrainedModel) -> bool:
 
 
 def add_adapter(backbone: Backbone, config: PeftConfig, seed: int) -> Backbone:
-    """Add a fresh adapter to the backbone, trainable in float32; UsageError if it does not fit."""
+    """Add a new adapter to the backbone, trainable in float32; UsageError if it does not fit."""
     bare = dict(backbone.model.state_dict()) if backbone.source.folder is None else {}
     with in_one_line(f"add adapter {str(config)[:80]}", UsageError), torch_seed(seed):
         backbone.model.add_adapter(config)
@@ -70,7 +70,7 @@ def merge_adapter(model: PreTrainedModel) -> PreTrainedModel:
             with in_one_line(f"merge the adapter at {name}"):
                 module.merge(safe_merge=True)
             model.set_submodule(name, module.get_base_layer())
-    if has_adapter(model):  # now it is saved like any other model
+    if has_adapter(model):  # save it without an adapter from now on
         model._hf_peft_config_loaded = False
         del model.peft_config
     return model
@@ -91,12 +91,12 @@ def save_files(
 ) -> None:
     """Write a model into an existing folder, replacing an earlier model there.
 
-    values: the settings, and the teacher of a student. weights: those outside of the backbone, by file name.
+    values: the settings, and the teacher of a student. weights: those outside the backbone, by file name.
     """
     home, adapter = backbone.source, has_adapter(backbone.model)
     if adapter and home.folder == path.resolve():
-        raise RandSlotError(f"{path} holds the backbone of this adapter: save the model into another folder")
-    # A backbone built in memory, or kept inside a saved model, has no name to refer to: it is saved with the adapter.
+        raise RandSlotError(f"{path} holds the backbone of this adapter. Save the model into another folder.")
+    # A backbone built in memory, or stored inside a saved model, has no name to refer to: save it with the adapter.
     inner = home.folder is None or (home.folder.name == INNER_BACKBONE and (home.folder.parent / CONFIG).is_file())
     named = adapter and not inner
     _clear(path, keep=home.folder)
@@ -120,7 +120,7 @@ def save_files(
 
 
 def hash_weights(weights: Mapping[str, Tensor], *more: bytes) -> str:
-    """Return a hash of named weights, and of all else that vectors depend on."""
+    """Return a hash of named weights and other bytes that vectors depend on."""
     digest = blake2b(digest_size=12)
     for name, tensor in sorted(weights.items()):
         flat = tensor.detach().cpu().contiguous().flatten()
@@ -132,7 +132,7 @@ def hash_weights(weights: Mapping[str, Tensor], *more: bytes) -> str:
 
 
 def share_weights(path: Path, like: str) -> None:
-    """Give weight files the permissions of another file: safetensors makes them readable by their owner only."""
+    """Copy the permissions of another file to weight files, which safetensors makes readable by the owner only."""
     for file in path.rglob("*.safetensors"):
         shutil.copymode(path / like, file)
 
@@ -147,7 +147,7 @@ def _clear(path: Path, keep: Path | None) -> None:
 
 
 def _save_adapter(backbone: Backbone, path: Path, base: str | None) -> None:
-    """Save the adapter in PEFT's format, and its backbone in a subfolder if that has no name."""
+    """Save the adapter in PEFT's format, and a backbone without a name in a subfolder."""
     (name,) = backbone.model.peft_config
     config = backbone.model.peft_config[name]
     config.base_model_name_or_path = base or INNER_BACKBONE
@@ -183,17 +183,17 @@ def read_files(
     dtype: torch.dtype | None = None,
     attn_implementation: str | None = None,
 ) -> tuple[Backbone, dict[str, Any]]:
-    """Read the backbone of a saved model with its adapter, and randslot.json; `backbone`: its place, if moved."""
+    """Read the backbone of a saved model with its adapter, and randslot.json; `backbone`: its new path, if moved."""
     config = _read_config(source)
     name, revision = config["backbone"]["name"], config["backbone"]["revision"]
     place = source
     if config["adapter"] and backbone is not None:
-        place = find(backbone)
+        place = resolve(backbone)
     elif config["adapter"] and name is None:
         place = Source(source.name, source.revision, source.file(INNER_BACKBONE))
     elif config["adapter"]:
         try:
-            place = find(name, revision or None)
+            place = resolve(name, revision or None)
         except RandSlotError as error:
             raise RandSlotError(f"{source.name} needs its backbone: {error} (or pass backbone=)") from error
     parts = load_backbone(place, dtype=dtype, attn_implementation=attn_implementation)
@@ -227,13 +227,13 @@ def _read_config(source: Source) -> dict[str, Any]:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file; no tensors if it is not there."""
+    """Read a safetensors file; return {} if it does not exist."""
     with in_one_line(f"read {path}"):
         return load_file(path) if path.is_file() else {}
 
 
 def check_fit(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    """Refuse weights with other keys or shapes: skipping a key would leave random weights."""
+    """Raise RandSlotError for missing or extra keys, or other shapes: a skipped key would leave random weights."""
     for key in sorted(found.keys() | expected.keys()):
         has, needs = (f"shape {tuple(part[key].shape)}" if key in part else "no weight" for part in (found, expected))
         if has != needs:
@@ -245,7 +245,7 @@ def check_fit(what: str, found: dict[str, Tensor], expected: dict[str, Tensor]) 
 
 @dataclass
 class RandSlotCard(MultiVectorEncoderModelCardData):
-    """The data of `model_card.md`, in place of sentence-transformers' card, whose example encodes text as documents."""
+    """The data of `model_card.md`, which replaces sentence-transformers' card: its example encodes text documents."""
 
     tags: list[str] = field(
         default_factory=lambda: (
@@ -260,15 +260,15 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
         self.usage_examples: list[Any] = []
 
     def set_losses(self, losses: list[Any]) -> None:
-        """Name no loss by its class."""
+        """Omit the class names of losses."""
 
     def set_widget_examples(self, dataset: Any) -> None:
-        """Take no examples: they would be decoded pages."""
+        """Omit examples: they would be decoded pages."""
 
     def extract_dataset_metadata(
         self, dataset: Any, dataset_metadata: list[dict[str, Any]], *args: Any, **kwargs: Any
     ) -> list[dict[str, Any]]:
-        """Record the number of pairs only: statistics would encode queries as pages."""
+        """Record the number of pairs only: sentence-transformers' statistics would encode queries as pages."""
         return [{"name": "Pairs of query and page", "size": len(dataset)}] if dataset else dataset_metadata
 
     def get_default_model_name(self) -> str:
@@ -289,5 +289,5 @@ class RandSlotCard(MultiVectorEncoderModelCardData):
 
 
 def _short_name(name: str | None) -> str:
-    """Return a name without folders of this machine."""
+    """Return a name without local folders."""
     return "built in memory" if name is None else Path(name).name if Path(name).is_absolute() else name

@@ -1,4 +1,4 @@
-"""Asks a server in JSON. Imports nothing heavy."""
+"""A JSON client for servers. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..errors import RandSlotError, first_line
 
 
 class JsonClient:
-    """A server that is asked in JSON; its failures become one line. hint: what to check if it seems the wrong one.
+    """A JSON client for one server, with one-line errors. hint: what to check if the server seems the wrong one.
 
-    pauses: seconds to wait before the next attempts while no server answers.
+    pauses: seconds to wait between retries while the server is unreachable.
     """
 
     def __init__(self, url: str, timeout: float, token: str | None, hint: str) -> None:
@@ -28,7 +28,7 @@ class JsonClient:
             self.headers["Authorization"] = f"Bearer {token}"
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Post a body, or get a path if there is none; try again while no server answers."""
+        """Post a body, or get a path without one; retry while the server is unreachable."""
         request = Request(self.url + path, json.dumps(body).encode() if body else None, self.headers)
         for seconds in (*self.pauses, 0.0):
             try:
@@ -37,20 +37,22 @@ class JsonClient:
             except HTTPError as error:
                 with error:
                     text = error.read().decode(errors="replace")
-                with suppress(ValueError, KeyError, AttributeError, TypeError):  # else it is no error in OpenAI's form
+                with suppress(ValueError, KeyError, AttributeError, TypeError):  # unless it is in OpenAI's error format
                     content = json.loads(text)
                     content = content.get("error", content)
                     text = str(content["message"] if isinstance(content, dict) else content)
                 reason = " ".join(text.split())[:300] or error.reason
                 hint = self.hint if error.code == 404 else ""
-                raise RandSlotError(f"{request.full_url} answers {error.code}: {reason}{hint}") from error
+                raise RandSlotError(f"{request.full_url} returned {error.code}: {reason}{hint}") from error
             except ValueError as error:
-                raise RandSlotError(f"{request.full_url} answers no JSON: {first_line(error)}{self.hint}") from error
+                raise RandSlotError(
+                    f"{request.full_url} did not return JSON: {first_line(error)}{self.hint}"
+                ) from error
             except (OSError, HTTPException) as error:
                 cause = getattr(error, "reason", error)
                 if isinstance(cause, TimeoutError):
                     cause = f"no answer within {self.timeout:g} seconds"
                 if not isinstance(cause, ConnectionError) or not seconds:
-                    raise RandSlotError(f"cannot reach {request.full_url}: {cause}; is the server running?") from error
+                    raise RandSlotError(f"cannot reach {request.full_url}: {cause}. Is the server running?") from error
                 pause(seconds)
         raise AssertionError("the last attempt returns or raises")

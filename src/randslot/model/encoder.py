@@ -1,4 +1,4 @@
-"""`SlotEncoder`, a sentence-transformers module: preprocessing, the choice of slots, the pass through the backbone.
+"""`SlotEncoder`, a sentence-transformers module: preprocess, append slots, run the backbone.
 
 Shapes: B batch, K vectors, D dimension.
 """
@@ -22,7 +22,7 @@ from ..files import write_whole
 from .backbone import Backbone
 from .checkpoint import HEAD, SLOTS, RandSlotCard, check_fit, hash_weights, read_files, read_tensors, save_files
 from .families.base import VisionOutput
-from .hub import MODEL_FILES, WITH_CODE, Source, find
+from .hub import MODEL_FILES, WITH_CODE, Source, resolve
 from .own_code import list_code, load_code
 from .preprocessing import PAPER, Preprocessor, Processors, Template
 from .reader import Identity, Side, narrow
@@ -33,10 +33,10 @@ from .slots import STRATEGIES, Sequential, Strategy, torch_seed
 
 
 class SlotEncoder(InputModule):
-    """A backbone and its slots: turns queries and pages into unit vectors (B, K, D).
+    """A backbone and its slots: encodes queries and pages as unit vectors (B, K, D).
 
     rows: the number of stored slots per side, if it differs from the budgets: a model that stores three slots per side
-    can be asked for eight vectors.
+    can still return eight vectors.
     """
 
     __module__ = "randslot.encoder"  # the name in modules.json of saved models
@@ -50,7 +50,7 @@ class SlotEncoder(InputModule):
         self.template = templates[settings.template]
         self.parts = replace(backbone, processors=replace(backbone.processors, template=self.template))
         self.family, self.source = backbone.family, backbone.source
-        self.home = backbone.source  # where the model came from; the backbone of a saved adapter is elsewhere
+        self.home = backbone.source  # the model's own files; the backbone of a saved adapter is elsewhere
         self.backbone = backbone.model
         # The dimension of slots, and of vectors before a projection.
         self.hidden_size: int = backbone.model.config.get_text_config().hidden_size
@@ -61,31 +61,35 @@ class SlotEncoder(InputModule):
         self.teacher: Identity | None = None  # of a student
         self.head: nn.Linear | None = None  # of a student: the projection to the teacher's dimension, if it differs
         self.slots = self._make_strategy(settings.slots)
-        self.record: dict[str, str] = {}  # the files of its training run, by name: they are saved with it
+        self.record: dict[str, str] = {}  # the files of its training run, by name, saved with it
         self.plain_queries = False  # treat special tokens in queries as text
         self.loops = False  # in training, run every prefix with its own dropout, as the paper does
         self.recall_vision: Callable[[Tensor], VisionOutput] | None = None  # of `FrozenVision`, by page numbers
         self.use(inference=settings.inference)
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use, except `slots`, `template` and `widths`; UsageError for a wrong value."""
+        """Change settings of a loaded model, except `slots`, `template` and `widths`; UsageError for a wrong value."""
         settings = self.settings.change(**changes)
         for name in ("slots", "template", "widths"):
             trained = getattr(self.settings, name)
             if getattr(settings, name) != trained:
-                raise UsageError(f"this model is trained with {name}={trained!r}; start from the backbone to change it")
+                raise UsageError(
+                    f"cannot change {name}: this model was trained with {trained!r}. Start from the backbone."
+                )
         if settings.width > self.full_width:
             raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} dimensions")
-        least = self.family.min_tokens(self.processors)
-        if settings.visual_tokens < least:
-            raise UsageError(f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {least}")
-        learned = self.teacher.num_vectors("query") if self.teacher else None
-        if learned is not None and settings.query_vectors > learned:
-            raise UsageError(f"query_vectors={settings.query_vectors}: this student has learned {learned}")
+        min_tokens = self.family.min_tokens(self.processors)
+        if settings.visual_tokens < min_tokens:
+            raise UsageError(
+                f"visual_tokens={settings.visual_tokens}: a {self.family} page takes at least {min_tokens}"
+            )
+        max_vectors = self.teacher.num_vectors("query") if self.teacher else None
+        if max_vectors is not None and settings.query_vectors > max_vectors:
+            raise UsageError(f"query_vectors={settings.query_vectors}: this student makes at most {max_vectors}")
         strategy = self.slots if settings.inference == settings.slots else self._make_strategy(settings.inference)
         if strategy is not self.slots and strategy.state_dict():
             raise UsageError(
-                f"inference={settings.inference!r} needs stored slots, and a model with slots={settings.slots!r} "
+                f"inference={settings.inference!r} needs stored slots, but a model with slots={settings.slots!r} "
                 "has none"
             )
         self.settings = settings
@@ -95,8 +99,8 @@ class SlotEncoder(InputModule):
     def _make_strategy(self, name: str) -> Strategy:
         return STRATEGIES[name](self.hidden_size, self.rows, self.settings.seed)
 
-    def follow(self, teacher: Identity) -> None:
-        """Make it a student, which makes query vectors only, in the dimension of its teacher."""
+    def become_student(self, teacher: Identity) -> None:
+        """Turn this into a student, which encodes queries only, in its teacher's dimension."""
         self.teacher = teacher
         if teacher.dimension != self.hidden_size:
             with torch_seed(self.settings.seed):
@@ -110,7 +114,7 @@ class SlotEncoder(InputModule):
 
     @property
     def preprocessor(self) -> Preprocessor:
-        """The preprocessing without weights, for other processes."""
+        """The preprocessing, without weights; picklable."""
         return Preprocessor(self.family, self.processors, self.page_tokens, self.backbone.dtype)
 
     @property
@@ -128,7 +132,7 @@ class SlotEncoder(InputModule):
 
     @property
     def full_width(self) -> int:
-        """The dimension of vectors before they are cut."""
+        """The dimension of vectors before they are narrowed."""
         return self.head.out_features if self.head is not None else self.hidden_size
 
     def get_embedding_dimension(self) -> int:
@@ -139,17 +143,17 @@ class SlotEncoder(InputModule):
 
     @property
     def page_tokens(self) -> int:
-        """The most tokens that a page may take, without its prompt."""
+        """The maximum number of tokens per page, without its prompt."""
         return self.settings.text_tokens if self.family.reads == "text" else self.settings.visual_tokens
 
     @property
     def page_pixels(self) -> int:
-        """The most pixels of a page image that the model uses."""
+        """The maximum number of pixels that the model uses of a page image."""
         return self.family.page_pixels(self.processors, self.page_tokens)
 
     def weights_key(self) -> str:
-        """Return a hash of weights, template and processors: other ones, other vectors."""
-        # Weights under their names in the whole model.
+        """Return a hash of weights, template and processors."""
+        # The prefix gives weights their names in the whole model.
         return hash_weights(self.state_dict(prefix="0."), self.processors.describe())
 
     # -- from inputs to features
@@ -163,9 +167,9 @@ class SlotEncoder(InputModule):
         return self.preprocessor(inputs, prompt, task)
 
     def check_side(self, side: Side) -> None:
-        """Raise UsageError for pages if it is a student."""
+        """Raise UsageError for pages if this is a student."""
         if side == "page" and self.teacher is not None:
-            raise UsageError(f"this student makes query vectors only: encode pages with {self.teacher}")
+            raise UsageError(f"this student encodes queries only. Encode pages with {self.teacher}.")
 
     def open_page(self, page: Any) -> Any:
         """Open a page as the model reads it."""
@@ -178,7 +182,7 @@ class SlotEncoder(InputModule):
         return self.read(self.read_content(features), features)
 
     def read_content(self, features: dict[str, Any]) -> Content:
-        """Embed left-padded features; a frozen tower does not run again for known pages or in a second pass."""
+        """Embed left-padded features; reuse the cached output of a frozen vision tower."""
         vision = None
         if "page_numbers" in features:
             assert self.recall_vision is not None
@@ -217,12 +221,12 @@ class SlotEncoder(InputModule):
         """Append the slots of a strategy, and return K readouts (B, K, D)."""
         num = self.settings.vectors(side) - 1
         if isinstance(strategy, Sequential):
-            # Checkpointed layers keep no cache: then the prefix runs again at every step, with the same result.
+            # Checkpointed layers keep no KV cache: then every step reruns the prefix, with the same result.
             checkpointed = self.training and self.backbone.is_gradient_checkpointing
             cached = not checkpointed and (self.family.cache_keeps_gradients or not torch.is_grad_enabled())
             return read_stepwise(self.parts, content, num, lambda _, readout: strategy.step(readout), cached=cached)
         slots_BSD = strategy(side, num, keys)
-        # Your own strategy may return anything.
+        # A user's strategy may return anything.
         assert slots_BSD.shape == (len(keys), num, strategy.dim), f"slots have shape {tuple(slots_BSD.shape)}"
         if self.training and self.loops:
             return read_stepwise(self.parts, content, num, lambda t, _: slots_BSD[:, t], cached=False)
@@ -231,7 +235,7 @@ class SlotEncoder(InputModule):
     # -- files
 
     def on_model_ready(self, model: Any) -> None:
-        """Give the owning model our card."""
+        """Set our card on the model that owns this module."""
         if not isinstance(model.model_card_data, RandSlotCard):
             run = json.loads(self.record.get("run.json", "{}"))
             model.model_card_data = RandSlotCard(local_files_only=True, trained_on=run.get("trained_on", ""))
@@ -260,7 +264,7 @@ class SlotEncoder(InputModule):
     ) -> SlotEncoder:
         """Load a saved module, for plain `MultiVectorEncoder(path, trust_remote_code=True)`."""
         trust = bool(kwargs.get("trust_remote_code"))
-        source = find(
+        source = resolve(
             model_name_or_path,
             None if Path(model_name_or_path).is_dir() else revision,
             files=WITH_CODE if trust else MODEL_FILES,
@@ -272,12 +276,12 @@ class SlotEncoder(InputModule):
 
 
 def narrow_tensor(vectors_BKD: Tensor, width: int, *, unit: bool = True) -> Tensor:
-    """Return `narrow` of some vectors: computed in one place, so that all kinds of models give the same bits."""
+    """Narrow tensors by `narrow`, so that all kinds of models give the same bits."""
     return torch.from_numpy(narrow(vectors_BKD.detach().float().cpu().numpy(), width, unit=unit)).to(vectors_BKD.device)
 
 
 def draw_keys(keys_B: Tensor) -> Tensor:
-    """Return a fresh number for each example of a batch, for its slots in training."""
+    """Draw a seed per example of a batch, for its slots in training."""
     return torch.randint(2**63 - 1, keys_B.shape).to(keys_B.device)
 
 
@@ -290,7 +294,7 @@ def load_encoder(
     attn_implementation: str | None = None,
     trust_remote_code: bool = False,
 ) -> SlotEncoder:
-    """Load a saved encoder; `changes` override its settings, `backbone` the place of its backbone."""
+    """Load a saved encoder; `changes` override its settings, `backbone` the path of its backbone."""
     load_code(source, trust_remote_code=trust_remote_code)
     parts, config = read_files(source, backbone=backbone, dtype=dtype, attn_implementation=attn_implementation)
     values = {key: config[key] for key in config.keys() - {"format", "stored", "adapter", "backbone", "teacher"}}
@@ -300,7 +304,7 @@ def load_encoder(
         if source.file(name).is_file():
             encoder.record[name] = source.file(name).read_text(encoding="utf-8")
     if "teacher" in config:
-        encoder.follow(config["teacher"])
+        encoder.become_student(config["teacher"])
     for what, file, module in (("slot tables", SLOTS, encoder.slots), ("projection", HEAD, encoder.head)):
         if module is not None and module.state_dict():
             weights = read_tensors(source.file(file))
@@ -310,8 +314,8 @@ def load_encoder(
     return encoder
 
 
-class KnownPage(NamedTuple):
-    """A page that the tower has seen: its features have no pixels."""
+class CachedPage(NamedTuple):
+    """A page whose vision output is cached: its features have no pixels."""
 
     number: int
     features: dict[str, Any]
@@ -320,12 +324,12 @@ class KnownPage(NamedTuple):
 class FrozenVision:
     """Freezes the vision tower of an encoder, and caches its output for each page.
 
-    For small sets of pages that are seen many times: a training step then costs little more than the language model.
+    For many epochs over few pages: a training step then costs little more than the language model.
     """
 
     def __init__(self, encoder: SlotEncoder) -> None:
         self.encoder, self.backbone = encoder, encoder.parts
-        self.pages: dict[str | bytes, KnownPage] = {}
+        self.pages: dict[str | bytes, CachedPage] = {}
         self.outputs: list[VisionOutput] = []
         self.backbone.freeze_vision()
         self.encoder.recall_vision = self.recall
@@ -334,8 +338,8 @@ class FrozenVision:
         """Drop the cached pages; the tower stays frozen."""
         self.encoder.recall_vision = None
 
-    def read(self, page: str | bytes) -> KnownPage:
-        """Return a page by its path or the bytes of an image; open it and run the tower the first time."""
+    def read(self, page: str | bytes) -> CachedPage:
+        """Return a page by its path or image bytes; on a cache miss, open it and run the tower."""
         key = blake2b(page).digest() if isinstance(page, bytes) else page
         if key not in self.pages:
             features = self.encoder.preprocess([page], task="document")
@@ -345,17 +349,17 @@ class FrozenVision:
                 output = self.backbone.run_vision(tensors)
             assert output is not None
             del features["pixel_values"]
-            self.pages[key] = KnownPage(len(self.outputs), features)
+            self.pages[key] = CachedPage(len(self.outputs), features)
             self.outputs.append(output)
         return self.pages[key]
 
     def recall(self, page_numbers: Tensor) -> VisionOutput:
-        """Return the output of the tower for some pages, by their numbers."""
+        """Return the cached output of the tower for pages, by number."""
         outputs = [self.outputs[number] for number in page_numbers.tolist()]
         return tuple(torch.cat(layer) for layer in zip(*outputs, strict=True))
 
-    def preprocess(self, pages: list[KnownPage]) -> dict[str, Any]:
-        """Return the features of known pages, like the model's own `preprocess`, with their numbers for pixels."""
+    def preprocess(self, pages: list[CachedPage]) -> dict[str, Any]:
+        """Return the features of cached pages, like the model's `preprocess`, with page numbers instead of pixels."""
         ids = [page.features["input_ids"][0].tolist() for page in pages]
         features: dict[str, Any] = dict(pages[0].features)
         for name, value in features.items():

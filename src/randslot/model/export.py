@@ -3,7 +3,7 @@
 The folder holds the backbone's own architecture with the adapter merged, slot tokens in the tokenizer and their vectors
 in the embedding, a chat template that appends them to a query or page, and
 
-serving.json   what a client needs: settings, dimension, prompts, image size
+serving.json   for clients: settings, dimension, prompts, image size
 SERVING.md     commands for vLLM and for plain transformers
 """
 
@@ -64,23 +64,23 @@ def export_model(
 ) -> dict[str, Any]:
     """Write a model for servers into a new or empty folder, and return the content of serving.json.
 
-    slots: "zero", "fixed" or "learned"; by default those that the model uses when encoding. The adapter is merged in
-    float32, and the result is rounded to `dtype` once.
+    slots: "zero", "fixed" or "learned"; by default the model's own for inference. The adapter is merged in float32, and
+    the result rounded to `dtype` once.
 
     Errors: UsageError for slots that cannot be tokens, or a folder that is not empty.
     """
     check_choice("dtype", dtype, ("float32", "bfloat16", "float16"))
     if output.is_file() or (output.is_dir() and any(output.iterdir())):
-        raise UsageError(f"{output} is {'a file' if output.is_file() else 'not empty'}: choose a new folder")
+        raise UsageError(f"{output} is {'a file' if output.is_file() else 'not empty'}. Choose a new folder.")
     check_choice("slots", slots or "zero", STRATEGIES)
     model = load(name, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
     if model.teacher is not None:
-        raise UsageError(f"cannot export {name}: it is a student, which makes query vectors only")
+        raise UsageError(f"cannot export {name}: it is a student, which encodes queries only")
     encoder, settings = model.encoder, model.settings
-    # Encoding may replace the slots of training, but not if these were readouts, or if there were none.
+    # Inference may replace the training slots, unless they are readouts or there are none.
     is_slotted = not (settings.strategy.sequential or settings.strategy.every_token)
     chosen = (slots or settings.inference) if is_slotted else settings.slots
-    if reason := why_not_served(STRATEGIES[chosen]):
+    if reason := why_not_exportable(STRATEGIES[chosen]):
         raise UsageError(f"cannot export {name}, a model with slots={chosen!r}: {reason}")
     encoder.use(inference=chosen)
     serving = describe_serving(encoder, model.weights_key, dtype)
@@ -92,8 +92,8 @@ def export_model(
     return serving
 
 
-def why_not_served(strategy: type[Strategy]) -> str:
-    """Return why the slots of a strategy cannot be tokens; empty if they can."""
+def why_not_exportable(strategy: type[Strategy]) -> str:
+    """Return why the slots of a strategy cannot be tokens, or an empty string."""
     if strategy.every_token:
         return "a full-token model has no slots. A server can run its backbone unchanged."
     if strategy.sequential:
@@ -104,9 +104,9 @@ def why_not_served(strategy: type[Strategy]) -> str:
 
 
 def add_head(family: Family, model: PreTrainedModel) -> PreTrainedModel:
-    """Return a backbone as the whole model that servers run, with a language head tied to its embedding.
+    """Wrap a backbone in the full model that servers run.
 
-    The head is not used; tied, it takes no space.
+    Its language head is unused; tied to the embedding, it takes no space.
     """
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = True
@@ -139,7 +139,7 @@ def add_slots(full: PreTrainedModel, encoder: SlotEncoder) -> None:
     tokens = [AddedToken(token, special=True, normalized=False) for token in rows]
     encoder.tokenizer.add_tokens(tokens, special_tokens=True)
     ids = encoder.tokenizer.convert_tokens_to_ids(list(rows))
-    # The embedding of real backbones has spare rows; then it keeps its size.
+    # Most backbones have spare embedding rows, and need no resizing.
     if max(ids) >= len(full.get_input_embeddings().weight):
         full.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
     with torch.no_grad():
@@ -147,7 +147,7 @@ def add_slots(full: PreTrainedModel, encoder: SlotEncoder) -> None:
 
 
 def describe_serving(encoder: SlotEncoder, weights: str, dtype: str) -> dict[str, Any]:
-    """Return what a client needs to know of an exported model."""
+    """Return the content of serving.json."""
     family, settings = encoder.family, encoder.settings
     first, last = ("".join(encoder.tokenizer.convert_ids_to_tokens(ids)) for ids in encoder.processors.closing_tokens())
     before, after = encoder.template.query_prompt
@@ -171,7 +171,7 @@ def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: d
     with bars_in_terminals():
         full.save_pretrained(output)
     encoder.tokenizer.padding_side = "left"
-    if encoder.template.closed:  # the prompts contain its tokens: after the slots they would add a vector
+    if encoder.template.closed:  # the prompts contain its tokens; more after the slots would add a vector
         encoder.tokenizer.backend_tokenizer.post_processor = ByteLevel(trim_offsets=False)
     start, end = serving["query_prompt"].split(QUERY)
     parts = {"QUERY_START": start, "QUERY_END": end + serving["query_slots"], "PAGE_PROMPT": serving["page_prompt"]}
@@ -186,7 +186,7 @@ def _write(output: Path, full: PreTrainedModel, encoder: SlotEncoder, serving: d
 
 
 def _guide(serving: dict[str, Any], family: Family) -> str:
-    """Fill in the guide of a family."""
+    """Return the filled-in guide of a family."""
     settings = serving["settings"]
     query = serving["query_prompt"] + serving["query_slots"]
     example = json.dumps(query.replace(QUERY, "revenue by region"))

@@ -1,4 +1,4 @@
-"""Where model files are: a folder, or a hub repository in the local cache."""
+"""Resolve a model name to files: a folder, or a hub repository in the local cache."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WITH_CODE = (*MODEL_FILES, "*.py")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model came from: the name and revision to record, the folder to read. All empty: made in memory."""
+    """Where a model came from: the name and revision to record, the folder to read. All empty: built in memory."""
 
     name: str | None = None
     revision: str | None = None
@@ -39,7 +39,7 @@ class Source:
         return self.folder / name
 
 
-def find(
+def resolve(
     name: str | Path, revision: str | None = None, *, files: Sequence[str] = MODEL_FILES, **options: Any
 ) -> Source:
     """Resolve a model: a folder, a hub id (downloaded unless cached), or "embedded", which ships with the package.
@@ -67,8 +67,8 @@ def find(
         raise RandSlotError(f"no model {name} {where} on the hub, and no folder of that name here") from error
     except Exception as error:  # no network, a proxy, a full disk
         absent = "not in the local cache: " if isinstance(error, LocalEntryNotFoundError) else ""
-        line = f"cannot get model {name}: {absent}{first_line(error)}"
-        raise RandSlotError(f"{line}; check the name and the network, or pass a folder") from error
+        line = f"cannot download model {name}: {absent}{first_line(error)}"
+        raise RandSlotError(f"{line}. Check the name and the network, or pass a folder.") from error
     return Source(name, Path(snapshot).name, Path(snapshot))
 
 

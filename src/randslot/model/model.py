@@ -1,4 +1,4 @@
-"""`RandSlotModel`, a `MultiVectorEncoder` with what library, training, evaluation and export need; how to make one."""
+"""`RandSlotModel`, a `MultiVectorEncoder` for libraries, training, evaluation and export; how to load or build one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .backbone import Backbone, build_backbone, list_shapes, load_backbone
-from .batching import cut_by_positions
+from .batching import batch_by_length
 from .checkpoint import ADAPTER_CONFIG, add_adapter, is_saved_model, merge_adapter
 from .encoder import SlotEncoder, load_encoder
 from .families import find_family
 from .families.base import Family
 from .families.text import TextFamily
-from .hub import MODEL_FILES, WITH_CODE, Source, find
+from .hub import MODEL_FILES, WITH_CODE, Source, resolve
 from .own_code import use_strategy
 from .preprocessing import PreparedPage, Preprocessor
 from .reader import Identity, Reads, Side, Vectors, find_teacher
@@ -36,13 +36,13 @@ class RandSlotModel(MultiVectorEncoder):
     A remote model is a `RandSlotModel` too, with another module as its encoder.
     """
 
-    # `embed_queries`, which encodes queries of strangers for a library or service, treats special tokens in them as
-    # text. `encode_query` does not, like the paper's code.
+    # `embed_queries` encodes untrusted queries for a library or service, so it treats special tokens in them as text.
+    # `encode_query` does not, like the paper's code.
     plain_queries = True
 
     @property
     def encoder(self) -> SlotEncoder:
-        """Its only module."""
+        """The only module."""
         encoder: SlotEncoder = self[0]
         return encoder
 
@@ -58,16 +58,16 @@ class RandSlotModel(MultiVectorEncoder):
 
     @property
     def settings(self) -> Settings:
-        """How it makes its vectors."""
+        """The encoding settings."""
         return self.encoder.settings
 
     def use(self, **settings: Any) -> None:
-        """Change settings of a model in use: any of `Settings` except `slots`, `template` and `widths`."""
+        """Change settings of a loaded model: any of `Settings` except `slots`, `template` and `widths`."""
         self.encoder.use(**settings)
 
     @property
     def preprocessor(self) -> Preprocessor:
-        """The preprocessing of queries and pages; it can be sent to other processes."""
+        """The preprocessing of queries and pages; picklable."""
         return self.encoder.preprocessor
 
     # -- a `PageReader`
@@ -81,12 +81,12 @@ class RandSlotModel(MultiVectorEncoder):
     def identity(self) -> Identity:
         home, encoder = self.encoder.home, self.encoder
         settings = self.settings.as_dict()
-        del settings["visual_tokens" if self.reads == "text" else "text_tokens"]  # the one that it does not use
+        del settings["visual_tokens" if self.reads == "text" else "text_tokens"]  # unused by this model
         return Identity(home.name, home.revision, self.weights_key, encoder.dtype, self.dimension, settings, self.reads)
 
     @property
     def teacher(self) -> Identity | None:
-        """The teacher of a student, which makes query vectors only."""
+        """The teacher, if this model is a student (a query-only encoder)."""
         return find_teacher(self.encoder)
 
     @property
@@ -110,16 +110,18 @@ class RandSlotModel(MultiVectorEncoder):
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
         if not queries:
             return []
-        own = self.settings.query_vectors
+        saved = self.settings.query_vectors
         if num_vectors is not None:
             if self.num_vectors("query") is None:
-                raise UsageError("query_vectors is for models with slots: this one has a vector for every token")
+                raise UsageError(
+                    f"query_vectors={num_vectors}: this model has one vector per token, not a fixed number"
+                )
             self.use(query_vectors=num_vectors)
         self.encoder.plain_queries = self.plain_queries
         try:
             return _to_numpy(self.encode_query(list(queries)))
         finally:
-            self.use(query_vectors=own)
+            self.use(query_vectors=saved)
             self.encoder.plain_queries = False
 
     def embed_pages(self, pages: Sequence[Image.Image | str | PreparedPage]) -> list[Vectors]:
@@ -133,23 +135,23 @@ class RandSlotModel(MultiVectorEncoder):
         return _to_numpy(self.encode_document(list(pages), batch_size=len(pages)))
 
     def prepare_page(self, page: Image.Image | str) -> Image.Image | str | PreparedPage:
-        """Preprocess a page, unless the model is remote; safe to call in threads."""
+        """Preprocess a page, unless the model is remote; thread-safe."""
         return self.preprocessor.prepare_page(page) if isinstance(self.encoder, SlotEncoder) else page
 
     def encode_prepared(self, pages: Sequence[PreparedPage], batch: int) -> list[Tensor]:
-        """Return the vectors (K, D) of each page; a batch has at most as many tokens as `batch` pages of full size."""
+        """Return the vectors (K, D) of each page; a batch holds at most the tokens of `batch` full-size pages."""
         self.eval()
         lengths = [page.features["input_ids"].shape[1] for page in pages]
-        most = max(batch * self.preprocessor.num_tokens, max(lengths))
-        found: dict[int, Tensor] = {}
-        for numbers in cut_by_positions(lengths, most):
+        max_positions = max(batch * self.preprocessor.num_tokens, max(lengths))
+        encoded: dict[int, Tensor] = {}
+        for numbers in batch_by_length(lengths, max_positions):
             features = self.preprocessor.join_pages([pages[number] for number in numbers])
             with torch.inference_mode():
                 output = self(batch_to_device(features, self.device), task="document")
             for row, number in enumerate(numbers):
                 mask = output["attention_mask"][row].bool()
-                found[number] = output["token_embeddings"][row][mask]
-        return [found[number] for number in range(len(pages))]
+                encoded[number] = output["token_embeddings"][row][mask]
+        return [encoded[number] for number in range(len(pages))]
 
     # -- mteb, which by default treats a model in memory as a text model
 
@@ -184,7 +186,7 @@ def _to_numpy(encoded: Sequence[Any]) -> list[Vectors]:
     return [np.asarray(vectors.float().cpu(), np.float32) for vectors in encoded]
 
 
-# -- loading and making models
+# -- loading and building models
 
 
 def load(
@@ -199,17 +201,17 @@ def load(
     trust_remote_code: bool = False,
     **settings: Any,
 ) -> RandSlotModel:
-    """Load a saved RandSlot model, or make a new one on a backbone; `name` is a folder or a hub id.
+    """Load a saved RandSlot model, or build a new one on a backbone; `name` is a folder or a hub id.
 
-    lora: True for the paper's adapter, a table with another rank, alpha or dropout, or a PEFT config. dtype: by default
-    bfloat16 on a GPU and float32 elsewhere. backbone: where the backbone of a saved adapter is now, if it has moved.
+    lora: True for the paper's adapter, a mapping with another rank, alpha or dropout, or a PEFT config. dtype: by
+    default bfloat16 on a GPU and float32 elsewhere. backbone: the new path of a saved adapter's backbone, if it moved.
     trust_remote_code: run the strategy or family that is saved with the model as a Python file (review it first).
 
     settings: any field of `Settings`, overriding the saved values. `slots` and `template` can only be set for a new
     model.
     """
     files = WITH_CODE if trust_remote_code else MODEL_FILES
-    source = name if isinstance(name, Source) else find(name, revision, files=files)
+    source = name if isinstance(name, Source) else resolve(name, revision, files=files)
     changes = {key: value for key, value in settings.items() if value is not None}
     if "slots" in changes:
         changes["slots"] = use_strategy(changes["slots"])
@@ -226,10 +228,10 @@ def load(
             attn_implementation=attn_implementation,
             trust_remote_code=trust_remote_code,
         )
-        return _finish(encoder, lora, device)
+        return _wrap(encoder, lora, device)
     chosen = Settings().change(**changes)
     parts = load_backbone(source, dtype=weights, attn_implementation=attn_implementation)
-    return _finish(SlotEncoder(parts, chosen), lora, device)
+    return _wrap(SlotEncoder(parts, chosen), lora, device)
 
 
 def untrained(
@@ -241,11 +243,10 @@ def untrained(
     attn_implementation: str | None = None,
     **settings: Any,
 ) -> RandSlotModel:
-    """Make a model with random weights: no download.
+    """Build a model with random weights, without a download.
 
-    shape: a real one, such as "qwen2.5-vl-3b" or "smolvlm-256m", a tiny one, such as "qwen3-vl-tiny", or the path of a
-    JSON like those in `randslot/model/shapes`, where all are. `device="meta"` makes the shape without memory. Other
-    options as `load`.
+    shape: a name from `randslot/model/shapes`, such as "qwen2.5-vl-3b" or "qwen3-vl-tiny", or the path of such a JSON
+    file. `device="meta"` allocates no weights. Other options: see `load`.
     """
     if "slots" in settings:
         settings["slots"] = use_strategy(settings["slots"])
@@ -258,18 +259,18 @@ def untrained(
         dtype=choose_dtype(dtype, device),
         attn_implementation=attn_implementation,
     )
-    return _finish(SlotEncoder(backbone, chosen), lora, device)
+    return _wrap(SlotEncoder(backbone, chosen), lora, device)
 
 
 def tiny(family: str, **options: Any) -> RandSlotModel:
-    """Make a tiny model with random weights, for tests and examples, of a family such as "qwen3-vl" or "smolvlm".
+    """Build a tiny model with random weights of a family such as "qwen3-vl" or "smolvlm", for tests and examples.
 
-    Options as `untrained`.
+    Options: see `untrained`.
     """
     return untrained(f"{find_family(family).name}-tiny", **options)
 
 
-def _finish(encoder: SlotEncoder, lora: bool | PeftConfig | Mapping[str, Any], device: str) -> RandSlotModel:
+def _wrap(encoder: SlotEncoder, lora: bool | PeftConfig | Mapping[str, Any], device: str) -> RandSlotModel:
     if lora is True:
         lora = {}
     if isinstance(lora, Mapping):
@@ -290,35 +291,35 @@ def choose_dtype(dtype: str | torch.dtype | None, device: str) -> torch.dtype:
 
 
 def make_student(name: str, teacher: Identity, *, layers: int = 0, seed: int = 42) -> RandSlotModel:
-    """Make a student, a small text model that learns the query vectors of a teacher: in float32, with zero slots.
+    """Build a student: a small text model, in float32 with zero slots, that learns a teacher's query vectors.
 
-    name: a folder or hub id of a text model to start from, adapter merged; or a shape to build with random weights: its
-    name, "tiny", or a JSON file. layers: keep only this many, the first ones, and the last one if the start makes
-    vectors; 0: all. A student of the same teacher continues from its weights.
+    name: the text model to start from (a folder or hub id; its adapter is merged), or a shape to build with random
+    weights (a name, "tiny", or a JSON file). layers: keep only the first `layers` layers (0: all); of an encoder, the
+    last one kept is its final layer. If it is a student of the same teacher, training continues from its weights.
     """
     num = teacher.num_vectors("query")
     assert num is not None, "a student learns a fixed number of vectors"
-    start: SlotEncoder | None = None  # a model that makes vectors
+    start: SlotEncoder | None = None  # if the model is an encoder
     shape = "llama-tiny" if name == "tiny" else name
     if not Path(name).is_dir() and (shape.endswith(".json") or shape in list_shapes()):
         parts = build_backbone(shape, seed=seed, dtype=torch.float32)
-    elif not is_saved_model(source := find(name)):
+    elif not is_saved_model(source := resolve(name)):
         parts = load_backbone(source, dtype=torch.float32)
     else:
         start = load_encoder(source, dtype=torch.float32)
         old = start.teacher
         if old is not None and (old.weights, old.settings) != (teacher.weights, teacher.settings):
-            raise UsageError(f"student {name} has learned from {old}, not {teacher}. Pass another --student.")
+            raise UsageError(f"student {name} was distilled from {old}, not {teacher}. Pass another --student.")
         merge_adapter(start.backbone).requires_grad_(True)
         parts = start.parts
     if not isinstance(parts.family, TextFamily):
-        raise UsageError(f"student {name} is a {parts.family} model: pass a text model, as queries are text")
+        raise UsageError(f"student {name} is a {parts.family} model. Pass a text model.")
     if layers:
-        # The last layer of a model that was trained to make vectors makes them; one that predicts words does not.
+        # The final layer of an encoder produces its vectors; that of a language model only predicts tokens.
         parts.family.keep_layers(parts.model, layers, last=start is not None and layers > 1)
     widths = tuple(width for width in teacher.settings.get("widths", ()) if width < teacher.dimension)
     encoder = SlotEncoder(parts, Settings("zero", query_vectors=num, page_vectors=num, seed=seed, widths=widths))
-    encoder.follow(teacher)
+    encoder.become_student(teacher)
     if encoder.head is not None and start is not None and start.head is not None:
         encoder.head.load_state_dict(start.head.state_dict())
     return RandSlotModel(modules=[encoder], device=get_device_name())

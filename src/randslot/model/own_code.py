@@ -1,7 +1,7 @@
-"""Your own strategy from a Python file (`my_slots.py:Noisy`), and the code of models that this user trusts.
+"""Load users' strategies from Python files (`my_slots.py:Noisy`), and record which model code this user trusts.
 
-A model keeps the file that it was made with, under its name. Like any code of a model it runs only if you trust it.
-What you trained with yourself, or trusted once, is trusted on this machine from then on.
+A saved model includes the file of its strategy. Model code runs only if the user trusts it; code that the user trained
+with, or trusted once, stays trusted on this machine.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .hub import Source
 from .settings import Settings
 from .slots import STRATEGIES, Strategy
 
-SOURCES: dict[str, str] = {}  # the files of strategies, by "file:Class"
+SOURCES: dict[str, str] = {}  # the source of each strategy, by "file:Class"
 LABEL = re.compile(r"\w+:\w+")
 
 
 def use_strategy(name: str) -> str:
-    """Make FILE.py:CLASS known and return its name in settings, "file:Class"; other names come back unchanged."""
+    """Register FILE.py:CLASS and return its name in settings, "file:Class"; return other names unchanged."""
     if ".py:" not in name:
         return name
     place, _, class_name = name.rpartition(":")
@@ -38,7 +38,7 @@ def use_strategy(name: str) -> str:
 
 
 def _run_source(label: str, source: str) -> None:
-    """Run the source of a file, and add the strategy that its label names."""
+    """Run the source of a file, and register the strategy that its label names."""
     stem, _, class_name = label.partition(":")
     module = ModuleType(f"randslot_own_{stem}")
     sys.modules[module.__name__] = module
@@ -57,7 +57,7 @@ def list_code(settings: Settings) -> dict[str, str]:
 
 
 def load_code(source: Source, *, trust_remote_code: bool = False) -> None:
-    """Run the strategies of a saved model that are files of its own; UsageError if they are not trusted."""
+    """Load the strategy files saved with a model; UsageError if their code is not trusted."""
     config = read_json(source.file("randslot.json"))
     for label in (str(config.get("slots")), str(config.get("inference"))):
         if not LABEL.fullmatch(label) or label in SOURCES:
@@ -81,14 +81,14 @@ def hash_code(text: str) -> str:
 
 
 def trust_code(code: str, name: str | None) -> None:
-    """Record that this user trusts some code, by its hash: a library made with it opens without asking."""
+    """Record the hash of code that this user trusts, so that libraries made with it open without the flag."""
     file = data_folder() / "trusted.json"
     with suppress(OSError):  # without a writable home, the flag is needed each time
         write_json(file, (read_json(file) if file.is_file() else {}) | {code: name})
 
 
 def is_code_trusted(code: str) -> bool:
-    """Whether this user has trusted some code before."""
+    """Whether this user trusts the code with this hash."""
     file = data_folder() / "trusted.json"
     return file.is_file() and code in read_json(file)
 

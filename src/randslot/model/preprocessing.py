@@ -1,6 +1,6 @@
-"""Turn queries and pages into features: everything that happens before the model, in any process.
+"""Turn queries and pages into features for the model, in any process.
 
-A `Preprocessor` has a tokenizer, an image processor and a template, but no weights: workers get it, not the model.
+A `Preprocessor` has a tokenizer, an image processor and a template, but no weights, so workers need no model.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Template:
         return before.replace(INSTRUCTION, self.instruction), after.replace(INSTRUCTION, self.instruction)
 
     def describe(self) -> bytes:
-        """Return everything that vectors depend on, for a hash; of the paper's template only the page prompt."""
+        """Return what vectors depend on, for a hash; of the paper's template only the page prompt."""
         queries = "" if self.has_raw_queries else f"\n{self.query_prompt} {self.closed}"
         return (self.page_prompt + queries).encode()
 
@@ -79,15 +79,14 @@ class Processors:
         return dict(self.tokenizer.pad({"input_ids": ids}, padding=True, padding_side="left", return_tensors="pt"))
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts, without tokens around them."""
+        """Return the token ids of texts, without special tokens around them."""
         ids: list[list[int]] = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         return ids
 
     def tokenize_plain(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of texts, treating special tokens in them as plain text.
 
-        Each special token is cut after its first character. The tokenizer has a switch for this, but it would affect
-        all threads that use the tokenizer at that moment.
+        Each special token is split after its first character. The tokenizer's own switch for this is not thread-safe.
         """
         found = []
         before_special = re.compile(f"(?={self._special})")
@@ -104,8 +103,8 @@ class Processors:
         return self.tokenize_inside(*self.template.query_prompt, queries)
 
     def tokenize_inside(self, before: str, after: str, texts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of texts in a prompt that they cannot break out of: special tokens in them are text."""
-        # A text may share a token with its neighbours, so they are tokenized together, up to a special token.
+        """Return the token ids of texts in a prompt, treating special tokens in the texts as plain text."""
+        # A token may span text and prompt, so they are tokenized together, up to a special token.
         near = re.split(self._special, before)[-1]
         behind = re.split(self._special, after)[0]
         start, end = self.tokenize([before.removesuffix(near), after.removeprefix(behind)])
@@ -128,7 +127,7 @@ class Processors:
         return "|".join(re.escape(token.content) for token in added if token.special) or "(?!)"
 
     def describe(self) -> bytes:
-        """Return everything that vectors depend on, for a hash."""
+        """Return what vectors depend on, for a hash."""
         image = b"" if self.image is None else self.image.to_json_string().encode()
         tokenizer: str = self.tokenizer.backend_tokenizer.to_str()
         return self.template.describe() + image + tokenizer.encode()
@@ -144,7 +143,7 @@ class Processors:
 class PreparedPage:
     """A preprocessed page.
 
-    share: its positions, relative to the most tokens that a page may take; slightly above one with a long prompt.
+    share: its length relative to the maximum number of tokens per page; slightly above one with a long prompt.
     """
 
     features: dict[str, Any]
@@ -155,7 +154,7 @@ class PreparedPage:
 class Preprocessor:
     """Turns queries and pages into left-padded features.
 
-    num_tokens: the most tokens that a page may take. dtype: the type of the backbone, in which pixels are returned.
+    num_tokens: the maximum number of tokens per page. dtype: of the backbone, and of the pixels returned.
     """
 
     family: Family
@@ -164,7 +163,7 @@ class Preprocessor:
     dtype: torch.dtype = torch.float32
 
     def __call__(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
-        """Return features with their side: that of `task`; without a task, text is a query and an image a page."""
+        """Return features with their side, from `task` or, without one, the input: text is a query, an image a page."""
         items, side = sort_inputs(inputs, task)
         prompt = prompt or ""
         if side == "query":
@@ -201,7 +200,7 @@ class Preprocessor:
 
 
 def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Side]:
-    """Return plain inputs and their side; unpack {"image": x} and {"text": x}, as mteb sends them."""
+    """Return plain inputs and their side; unpack mteb's {"image": x} and {"text": x}."""
     items = []
     for item in inputs:
         if isinstance(item, Mapping):
@@ -214,12 +213,12 @@ def sort_inputs(inputs: Sequence[Any], task: str | None) -> tuple[list[Any], Sid
 
 
 def refuse_prompt(prompt: str | None) -> None:
-    """Refuse a prompt for pages: the template has it."""
+    """Raise UsageError for a prompt where the template has one."""
     if prompt:
-        raise RandSlotError(f"no prompt can be given here, the template has one: {prompt!r}")
+        raise RandSlotError(f"cannot use prompt={prompt!r} here: the template has its own prompt")
 
 
 def hash_content(content: Image.Image | str) -> int:
-    """Hash an opened page or a query into one number, the seed of what is drawn for it."""
+    """Hash an opened page or a query into a seed."""
     data = content.encode() if isinstance(content, str) else f"{content.size}".encode() + content.tobytes()
     return int.from_bytes(blake2b(data, digest_size=8).digest(), "big") >> 1

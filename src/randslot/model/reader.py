@@ -23,8 +23,8 @@ Vectors = NDArray[np.float32]  # (K, D), unit length
 def narrow(vectors: Vectors, width: int, num: int | None = None, *, unit: bool = True) -> Vectors:
     """Return the first `num` vectors, cut to `width` dimensions (0: all) and of unit length again.
 
-    The cut starts from half precision, as libraries keep vectors: so narrowing a library gives the same bits as
-    encoding its pages narrow. unit: whether the vectors have unit length; others are only cut. Shape: (..., K, D).
+    Vectors are rounded to half precision first, as libraries store them: so narrowing a library gives the same bits as
+    encoding its pages at that width. unit: whether the vectors have unit length. Shape: (..., K, D).
     """
     vectors = vectors[..., :num, :]
     if not 0 < width < vectors.shape[-1]:
@@ -39,7 +39,7 @@ def narrow(vectors: Vectors, width: int, num: int | None = None, *, unit: bool =
 
 @dataclass(frozen=True)
 class Identity:
-    """Which model this is, and how it makes vectors.
+    """The identity of a model and its settings.
 
     name: a folder, a hub id or a server URL; None for a model built in memory. weights: a hash of weights and
     processors. settings: everything else that its vectors depend on. reads: the image or the text of a page.
@@ -66,13 +66,13 @@ class Identity:
         return self.settings.get(f"{side}_vectors")
 
     def narrowed(self, page_vectors: int | None, width: int | None) -> Identity:
-        """Return this model with fewer vectors a page, or narrower ones; UsageError if they are no part of it."""
+        """Return this identity with fewer or narrower page vectors; UsageError if the model has no such prefix."""
         settings, dimension = dict(self.settings), self.dimension
         if page_vectors is not None:
             own = self.num_vectors("page")
-            # Slots come one after another; other vectors of a page have no order. Strategies of users have a colon.
+            # Only slots have an order. Names of users' strategies have a colon.
             if "slots" not in settings or settings["slots"] == "tokens" or ":" in settings.get("inference", ""):
-                raise UsageError(f"{self}: a page has no first vectors, so it cannot be cut to {page_vectors}")
+                raise UsageError(f"{self}: its page vectors have no order, so they cannot be cut to {page_vectors}")
             if own is None or not 1 <= page_vectors <= own:
                 raise UsageError(f"page_vectors={page_vectors}: this library has {own} a page")
             settings["page_vectors"] = page_vectors
@@ -84,7 +84,7 @@ class Identity:
         return replace(self, dimension=dimension, settings=settings)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return one flat table, as in library.json."""
+        """Return a flat dictionary, as in library.json."""
         first = {"name": self.name, "revision": self.revision, "weights": self.weights, "dtype": self.dtype}
         return {**first, **self.settings, "dimension": self.dimension, "reads": self.reads}
 
@@ -97,13 +97,13 @@ def read_identity(values: Mapping[str, Any]) -> Identity:
 
 
 def check_query(query: Any) -> str:
-    """Return a query, or refuse one that is empty or no valid text."""
+    """Return a query; RandSlotError if it is empty or not valid text."""
     if not isinstance(query, str):
         raise UsageError(f"a query must be text, not {type(query).__name__}; pages go to encode_document")
     if not query.strip():
-        raise UsageError("empty query: a query needs at least one character that is not a space")
+        raise UsageError("empty query: enter at least one character other than a space")
     with in_one_line(f"read the query {ascii(query)[:80]}", UsageError):
-        query.encode()  # half characters are not valid text
+        query.encode()  # lone surrogates cannot be encoded
     return query
 
 
@@ -113,7 +113,7 @@ def is_url(name: str) -> bool:
 
 
 def find_teacher(model: object) -> Identity | None:
-    """Return the teacher whose query vectors a student makes; None if the model is no student."""
+    """Return the teacher of a student; None if the model is not a student."""
     teacher: Identity | None = getattr(model, "teacher", None)
     return teacher
 
@@ -123,7 +123,7 @@ class PageReader(Protocol):
 
     @property
     def identity(self) -> Identity:
-        """Which model this is, with its current settings."""
+        """The identity of the model with its current settings."""
 
     @property
     def dimension(self) -> int:
@@ -135,10 +135,10 @@ class PageReader(Protocol):
 
     @property
     def page_pixels(self) -> int:
-        """The most pixels of a page image that it uses."""
+        """The maximum number of pixels it uses of a page image."""
 
     def is_cut(self, page: str) -> bool:
-        """Whether a text is longer than the model reads."""
+        """Whether the model truncates a text."""
 
     def num_vectors(self, side: Side) -> int | None:
         """Return the number of vectors of a query or page; None if it depends on the content."""
@@ -147,7 +147,7 @@ class PageReader(Protocol):
         """Change settings; UsageError for a setting that does not exist or cannot change."""
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
-        """Return the vectors of each query; num_vectors overrides the model's own number."""
+        """Return the vectors of each query; num_vectors overrides the model's setting."""
 
     def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
         """Return the vectors of each page (image or text), encoded in one batch."""

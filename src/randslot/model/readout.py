@@ -25,7 +25,7 @@ class Content:
     """The input of a language model: embeddings and positions, to which slots are appended.
 
     positions: (..., B, L), as the family counts them. flags: per-position inputs (B, L) of a family, false for slots.
-    more: inputs that it passes on unchanged.
+    more: inputs passed on unchanged.
     """
 
     embeds_BLD: Tensor
@@ -68,8 +68,8 @@ def read_stepwise(
 ) -> Tensor:
     """Return K = `num` + 1 readouts (B, K, D), appending one slot after each.
 
-    `next_slot(t, readout)` returns the slot (B, D) after readout t (B, D). Each step runs the new position on the cache
-    of the earlier ones, or the whole prefix again if not `cached`; gradients flow through both.
+    `next_slot(t, readout)` returns the slot (B, D) after readout t (B, D). Each step runs the new position on the KV
+    cache, or reruns the whole prefix if not `cached`; gradients flow through both.
     """
     readouts: list[Tensor] = []
     part, cache = content, None

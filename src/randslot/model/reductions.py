@@ -1,7 +1,7 @@
-"""Reduce the vectors of a full-token page: the compressions that the paper compares with.
+"""Pool the vectors of a full-token page: the paper's baselines.
 
 Each function takes unit vectors (L, D) in the order of the page's tokens, a number K < L and a seed; it returns unit
-vectors (K, D), or fewer if tokens coincide. Cluster and k-means compare distances, so ties in the last bits may resolve
+vectors (K, D), or fewer if tokens coincide. Cluster and k-means compare distances, so rounding may break ties
 differently in another batch.
 
 Shapes: B batch, L tokens, K vectors, D dimension.
@@ -23,22 +23,22 @@ Seed = tuple[int, ...]
 
 
 def select(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
-    """Random-Select: a random subset, of the patches of an image; a smaller one is a prefix of a larger one."""
+    """Random-Select: a random subset (of an image, of its patches); a smaller one is a prefix of a larger one."""
     chosen = np.random.default_rng(seed).permutation(len(vectors_LD))[:num]
     return vectors_LD[torch.from_numpy(chosen).to(vectors_LD.device)]
 
 
 def cluster(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
     """SemCluster: the mean of each cluster of Ward's hierarchical clustering by cosine distance."""
-    # It makes floor(L / factor) clusters; adding a half keeps rounding from losing one.
+    # It makes floor(L / factor) clusters; the extra half keeps rounding from losing one.
     pooling = HierarchicalTokenPooling(len(vectors_LD) / (num + 0.5), num_protected_tokens=0)
     means: Tensor = pooling.pool_one(vectors_LD)
     return means
 
 
 def kmeans(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
-    """K-Means: the mean of each cluster, started by k-means++ from the seed."""
-    from sklearn.cluster import KMeans  # slow to import, and no search needs it
+    """K-Means: the centroids, initialised by seeded k-means++."""
+    from sklearn.cluster import KMeans  # slow to import, and not needed for search
     from sklearn.exceptions import ConvergenceWarning
 
     start = int(np.random.default_rng(seed).integers(2**32))
@@ -49,7 +49,7 @@ def kmeans(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
 
 
 def pool(vectors_LD: Tensor, num: int, seed: Seed) -> Tensor:
-    """1D-Pooling: the mean of each run of neighbouring tokens, the runs as even as possible."""
+    """1D-Pooling: the mean of each run of neighbouring tokens, in runs of equal length."""
     return F.normalize(torch.stack([run.mean(dim=0) for run in vectors_LD.tensor_split(num)]), dim=-1)
 
 
@@ -63,7 +63,7 @@ SEEDED_REDUCTIONS = ("random", "kmeans")
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a reduction as stored in files, for the paper's name of it."""
+    """Return the stored name of a reduction, given that or the paper's name."""
     return {"semcluster": "cluster", "pool1d": "pooling"}.get(name, name) if isinstance(name, str) else name
 
 

@@ -1,7 +1,7 @@
 """A model on a server: a vLLM-like server that runs an exported folder, or `randslot serve`.
 
-vLLM returns the states of all tokens, of which the client keeps the last K; it knows the export by its serving.json.
-`randslot serve` returns the vectors of the model itself.
+vLLM returns the states of all tokens; the client reads serving.json of the export and keeps the last K.
+`randslot serve` returns the model's own vectors.
 
 Shapes: B batch, L tokens, K vectors, D dimension.
 """
@@ -53,14 +53,13 @@ def remote(
     timeout: float = 120.0,
     token: str | None = None,
 ) -> RandSlotModel:
-    """Return the model that a server runs, to be used like one that was loaded.
+    """Connect to a model on a server, and use it like a loaded model.
 
     url: of a server such as vLLM or `randslot serve`, as in "http://localhost:8000". folder: for vLLM, the exported
-    folder or its serving.json; by default where the server says its model is, if that is on this machine.
-    query_vectors, page_vectors, width: fewer than the server gives. timeout: seconds for one request. token: the bearer
-    token of the server.
+    folder or its serving.json; by default the server's model folder, if it is on this machine. query_vectors,
+    page_vectors, width: at most the server's. timeout: seconds per request. token: the bearer token of the server.
 
-    Errors: RandSlotError if the server cannot be reached, or runs another model than the folder has.
+    Errors: RandSlotError if the server is unreachable, or does not run the model in the folder.
     """
     hint = "; is it a vLLM server, started as SERVING.md says, or randslot serve?"
     url = url.rstrip("/").removesuffix("/v1").removesuffix("/pooling")
@@ -71,16 +70,16 @@ def remote(
         case {"data": [{"id": str(_)} as model, *_]}:
             encoder = VllmEncoder(server, model, folder)
         case _:
-            raise RandSlotError(f"{url} has no model; a library of words has none: index it with --model{hint}")
+            raise RandSlotError(f"{url} has no model: its library has only words. Index it with --model{hint}")
     budgets = {"query_vectors": query_vectors, "page_vectors": page_vectors, "width": width}
     encoder.use(**{name: num for name, num in budgets.items() if num is not None})
     return RandSlotModel(modules=[encoder], device="cpu")
 
 
 class RemoteEncoder(InputModule):
-    """The one module of a model that runs on a server: same inputs and outputs as `SlotEncoder`.
+    """The only module of a remote model: same inputs and outputs as `SlotEncoder`.
 
-    A subclass sets the attributes below. limit: the settings of the server, whose budgets are the largest.
+    A subclass sets the attributes below. limit: the server's settings, whose budgets are the maximum.
     """
 
     family: Any
@@ -110,28 +109,28 @@ class RemoteEncoder(InputModule):
         return self.settings.width or self.dimension
 
     def use(self, **changes: Any) -> None:
-        """Change budgets and width, to at most those of the server: fewer vectors are the first ones of more."""
+        """Change budgets and width, up to the server's, whose vectors are then cut to a prefix."""
         settings = self.settings.change(**changes)
-        most = {f"{side}_vectors": self.limit.vectors(side) for side in SIDES if self.limit.has_prefixes(side)}
-        most["width"] = self.dimension
+        maxima = {f"{side}_vectors": self.limit.vectors(side) for side in SIDES if self.limit.has_prefixes(side)}
+        maxima["width"] = self.dimension
         for name, value in asdict(settings).items():
             own = getattr(self.limit, name)
-            if value != own and (name not in most or not 0 < value <= most[name]):
-                raise UsageError(f"{name}={value!r}: the server has {own!r}; only fewer vectors can be asked for")
+            if value != own and (name not in maxima or not 0 < value <= maxima[name]):
+                raise UsageError(f"{name}={value!r}: the server has {own!r}. Pass a smaller budget or width.")
         self.settings = settings
 
     def open_page(self, page: Any) -> Any:
-        """Return a page as it is sent."""
+        """Open a page for a request."""
         return page
 
     def ask_all(self, bodies: Sequence[dict[str, Any]]) -> list[Tensor]:
-        """Return the rows (rows, D) of each input of some bodies, in their order."""
-        with ThreadPoolExecutor(8) as pool:  # the server makes batches of requests that come together
+        """Send all bodies; return the rows (rows, D) of each input, in order."""
+        with ThreadPoolExecutor(8) as pool:  # the server batches concurrent requests
             return list(chain(*pool.map(self.ask, bodies)))
 
     def ask(self, body: dict[str, Any]) -> list[Tensor]:
-        """Return the rows (rows, D) of each input of a body."""
-        # base64: as numbers in text they would be several times larger.
+        """Send a body; return the rows (rows, D) of each input."""
+        # base64 is several times smaller than decimal numbers.
         answer = self.server.ask("/pooling", {"model": self.name, "encoding_format": "base64", **self.options, **body})
         rows = []
         with in_one_line(f"read vectors of dimension {self.dimension} from {self.server.url}"):
@@ -139,15 +138,15 @@ class RemoteEncoder(InputModule):
                 numbers = torch.frombuffer(bytearray(base64.b64decode(item["data"])), dtype=torch.float32)
                 rows.append(numbers.view(-1, self.dimension))
             num_rows = int(answer["usage"]["prompt_tokens"])
-        # The bytes have no shape: only the count tells a wrong dimension.
+        # The bytes have no shape: only the count reveals a wrong dimension.
         if len(rows) != len(body.get("input", [body])) or sum(map(len, rows)) != num_rows:
             raise RandSlotError(
-                f"{self.server.url} answers with {[len(item) for item in rows]} vectors of dimension {self.dimension}, "
-                f"and says {num_rows}: is it this model, started with token_embed?"
+                f"{self.server.url} returned {[len(item) for item in rows]} vectors of dimension {self.dimension}, "
+                f"but reports {num_rows}. Does it run this model with token_embed?"
             )
         return rows
 
-    def give(self, found: list[Tensor]) -> dict[str, Tensor]:
+    def _make_output(self, found: list[Tensor]) -> dict[str, Tensor]:
         """Return vectors, cut to the width, as `token_embeddings` (B, K, D) and their `attention_mask` (B, K)."""
         mask = pad_sequence([torch.ones(len(rows), dtype=torch.long) for rows in found], batch_first=True)
         vectors = narrow_tensor(pad_sequence(found, batch_first=True), self.settings.width)
@@ -155,11 +154,11 @@ class RemoteEncoder(InputModule):
 
     def save(self, output_path: str, *args: Any, **kwargs: Any) -> None:
         """Refuse: the weights are on the server."""
-        raise RandSlotError(f"the model of {self.server.url} has its weights there: it cannot be saved from here")
+        raise RandSlotError(f"cannot save the model of {self.server.url}: its weights are on the server")
 
 
 def _write_page(page: Image.Image) -> dict[str, Any]:
-    """Return a page image as the body of a request: a chat message, without loss."""
+    """Return a request body with a page image as a lossless chat message."""
     file = BytesIO()
     page.save(file, "PNG", compress_level=1)
     url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
@@ -167,7 +166,7 @@ def _write_page(page: Image.Image) -> dict[str, Any]:
 
 
 class ServiceEncoder(RemoteEncoder):
-    """A model that `randslot serve` runs; its vectors are those of the model itself."""
+    """A model on `randslot serve`, which returns the model's own vectors."""
 
     def __init__(self, server: JsonClient, model: Mapping[str, Any]) -> None:
         super().__init__(server, model["id"])
@@ -188,7 +187,7 @@ class ServiceEncoder(RemoteEncoder):
         else:
             refuse_prompt(prompt)
         if side == "page" and self.family.reads == "image":
-            # At most the pixels that the service takes.
+            # the service's limit
             opened = [shrink(open_page(page, self.page_pixels), 6_000_000) for page in items]
             return {"side": side, "bodies": [_write_page(page) for page in opened]}
         kind = "document" if side == "page" else "query"
@@ -197,11 +196,11 @@ class ServiceEncoder(RemoteEncoder):
 
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
         num = self.settings.num_vectors(features["side"])
-        return self.give([rows[:num] for rows in self.ask_all(features["bodies"])])
+        return self._make_output([rows[:num] for rows in self.ask_all(features["bodies"])])
 
 
 class VllmEncoder(RemoteEncoder):
-    """A model that a server such as vLLM runs from an exported folder."""
+    """An exported model on a server such as vLLM."""
 
     options: ClassVar = {
         "task": "token_embed",
@@ -228,9 +227,11 @@ class VllmEncoder(RemoteEncoder):
             self.query_slots, self.page_prompt = str(content["query_slots"]), str(content["page_prompt"])
             self.image = dict(content["image"])
             self.family, self.dtype = find_family(str(content["family"])), str(content["dtype"])
-            what = f"{content['weights']} {content['dtype']} on a server"  # kept apart from the same weights at home
+            what = (
+                f"{content['weights']} {content['dtype']} on a server"  # cached apart from the same weights run locally
+            )
         self.weights = blake2b(what.encode(), digest_size=12).hexdigest()
-        # A server that takes slots for text would give other vectors.
+        # A server that reads slots as text would return wrong vectors.
         prompt = self.page_prompt.replace(self.family.image_token, "")
         plain, slotted, page = self.ask({"input": ["x", "x" + self.query_slots, prompt]})
         if len(slotted) - len(plain) != self.limit.query_vectors - 1:
@@ -243,7 +244,7 @@ class VllmEncoder(RemoteEncoder):
 
     @cached_property
     def processors(self) -> Processors:
-        """The tokenizer of the exported folder, which only pages of text need."""
+        """The tokenizer of the exported folder, needed for pages of text only."""
         return load_processors(self.family, Source(str(self.folder), folder=self.folder))
 
     def preprocess(self, inputs: Sequence[Any], prompt: str | None = None, task: str | None = None) -> dict[str, Any]:
@@ -253,7 +254,7 @@ class VllmEncoder(RemoteEncoder):
             return {"side": side, "bodies": [{"input": [self._write_query(query, prompt) for query in items]}]}
         refuse_prompt(prompt)
         if self.family.reads == "text":
-            # Token numbers: a server would cut the end, and take special tokens in a page for its own.
+            # Token ids: given text, a server would truncate the slots, and interpret special tokens in a page.
             before, after = self.page_prompt.split(PAGE)
             ids = self.processors.tokenize_inside(before, after, [self.open_page(page) for page in items])
             return {"side": side, "bodies": [{"input": ids}], "num_tokens": [len(page) for page in ids]}
@@ -262,20 +263,20 @@ class VllmEncoder(RemoteEncoder):
         return {"side": side, "bodies": [_write_page(page) for page, _ in fitted], "num_tokens": num_tokens}
 
     def open_page(self, page: Any) -> Any:
-        """Open a page as the model takes it, cut to the length that it reads."""
+        """Open a page as the model reads it, truncated to its maximum length."""
         if self.family.reads == "text":
             return self.family.open_page(self.processors, page, self.settings.text_tokens)
         return open_page(page, self.page_pixels)
 
     def _write_query(self, query: Any, prompt: str | None) -> str:
-        """Return the prompt of a query; refuse special tokens that would break out of its template."""
+        """Return the prompt of a query; RandSlotError for special tokens, which could break out of the template."""
         text, special = (prompt or "") + check_query(query), ["<|randslot_"]
         if self.query_prompt != QUERY:
             refuse_prompt(prompt)  # the export has one
             special += self.family.special_tokens
         for token in special:
             if token in text:
-                raise RandSlotError(f"a query to a server cannot hold the special token {token}: {text[:80]!r}")
+                raise RandSlotError(f"a query to a server cannot contain the special token {token}: {text[:80]!r}")
         return self.query_prompt.replace(QUERY, text) + self.query_slots
 
     def forward(self, features: dict[str, Any]) -> dict[str, Tensor]:
@@ -284,14 +285,14 @@ class VllmEncoder(RemoteEncoder):
         found = [len(rows) for rows in states]
         if side == "page" and found != features["num_tokens"]:
             raise RandSlotError(
-                f"{self.server.url} reads pages of {features['num_tokens']} tokens as {found}: does it use the chat "
+                f"{self.server.url} reads pages of {features['num_tokens']} tokens as {found}. Does it use the chat "
                 "template and image settings of the exported folder?"
             )
         first, num = self.limit.vectors(side), self.settings.vectors(side)
         kept = [rows[-first:][:num] for rows in states]
         if min(found) < first or not torch.cat(kept).isfinite().all():
             raise RandSlotError(
-                f"{self.server.url} answers with {min(found)} states, which are too few for {first} vectors or not "
-                "finite: does it run in float16?"
+                f"{self.server.url} returned {min(found)} states: too few for {first} vectors, or not finite. "
+                "Does it run in float16?"
             )
-        return self.give([F.normalize(rows, dim=-1) for rows in kept])
+        return self._make_output([F.normalize(rows, dim=-1) for rows in kept])

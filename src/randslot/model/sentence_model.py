@@ -1,8 +1,8 @@
-"""Other people's models: any model of sentence-transformers as a page reader, with several vectors a page, or one.
+"""Models of sentence-transformers as page readers, multi-vector or single-vector.
 
-They are loaded without pickles, and without running their code unless the user trusts it. A library compares vectors by
-MaxSim. To give the scores of the model itself, vectors that it compares by cosine get unit length, and a mean over the
-query becomes part of the query's vectors.
+Loading refuses pickles, and runs model code only if the user trusts it. Libraries score by MaxSim. To reproduce a
+model's own scores, vectors that it compares by cosine are normalised, and a mean over the query is folded into the
+query's vectors.
 
 Shapes: L vectors of one input, D dimension, Q queries, P pages.
 """
@@ -37,7 +37,7 @@ from ..pages import open_page
 from .backbone import bars_in_terminals
 from .checkpoint import ADAPTER_CONFIG, CONFIG, hash_weights
 from .encoder import SlotEncoder, narrow_tensor
-from .hub import MODEL_FILES, WITH_CODE, Source, find
+from .hub import MODEL_FILES, WITH_CODE, Source, resolve
 from .model import RandSlotModel, choose_dtype
 from .own_code import refuse_code, trust_code
 from .preprocessing import hash_content
@@ -52,16 +52,16 @@ MODULES = "modules.json"  # what makes a folder one of sentence-transformers
 
 @dataclass(frozen=True)
 class EmbeddingSettings(VectorSettings):
-    """How a model of sentence-transformers makes its vectors.
+    """How a model of sentence-transformers encodes queries and pages.
 
-    kind: several vectors a text or page, or one; "token-states": of a model that pools one vector, the states of all
-    its tokens before that (slots="tokens" when it is opened). similarity: how they are compared. unit: whether they
-    have unit length. prompts, default_prompt_name: put before queries ("query") and pages ("document").
+    kind: how many vectors per input; "token-states": the token states of a single-vector model before pooling
+    (slots="tokens" when it is opened). similarity: how vectors are compared. unit: whether they have unit length.
+    prompts, default_prompt_name: prefixes of queries ("query") and pages ("document").
 
-    reduction, page_vectors, seed: bring each page to at most `page_vectors`, as `reductions.py` does. A model of one
-    vector reads a page in at most `page_vectors` windows, with a vector for each: parts of a text, or strips of an
-    image. width: keep this many dimensions of each vector (0: all), of a model that was trained for it.
-    trust_remote_code, code: whether the model's own Python code runs, and its hash.
+    reduction, page_vectors, seed: pool each page to at most `page_vectors`, as `reductions.py` does. A single-vector
+    model reads a page in at most `page_vectors` windows, one vector each: parts of a text, or strips of an image.
+    width: keep this many dimensions of each vector (0: all), for Matryoshka models. trust_remote_code, code: whether
+    the model's own Python code runs, and its hash.
     """
 
     kind: Literal["multi-vector", "one-vector", "token-states"]
@@ -84,7 +84,7 @@ class EmbeddingSettings(VectorSettings):
         has_budget = self.is_multi_vector and self.page_vectors is not None
         if has_budget != self.is_reduced or (self.is_reduced and not self.unit):
             raise UsageError(
-                "reduction and page_vectors go together, for a model with a unit vector for every token, as in "
+                "reduction and page_vectors go together, and need a model with a unit vector for every token, as in "
                 "--reduction kmeans --page-vectors 32"
             )
 
@@ -95,12 +95,12 @@ class EmbeddingSettings(VectorSettings):
 
     @property
     def in_windows(self) -> bool:
-        """Whether a model of one vector reads a page in several windows."""
+        """Whether a single-vector model reads a page in several windows."""
         return not self.is_multi_vector and self.page_vectors != 1
 
     @property
     def label(self) -> str:
-        """What tells runs of one model apart in tables: "tokens", "tokens by kmeans", "one vector", or "windows"."""
+        """The label of these settings in tables: "tokens", "tokens by kmeans", "one vector", or "windows"."""
         if not self.is_multi_vector:
             return "windows" if self.in_windows else "one vector"
         return f"tokens by {self.reduction}" if self.is_reduced else "tokens"
@@ -110,7 +110,7 @@ class EmbeddingSettings(VectorSettings):
         return self.query_vectors if side == "query" else self.page_vectors
 
     def vectors_name(self, side: Side) -> str:
-        """Return a name for the vectors of one side under these settings, for caches."""
+        """Return a cache name for the vectors of one side under these settings."""
         name = "query-text" if side == "query" else f"page-{self.reads}"
         name += "-tokens" if self.kind == "token-states" else ""
         if side == "page" and self.is_reduced:
@@ -118,16 +118,19 @@ class EmbeddingSettings(VectorSettings):
         return name + (f"-width{self.width}" if self.width else "")
 
     def change(self, **changes: Any) -> EmbeddingSettings:
-        """Return these settings with some changed; UsageError for one that the model itself decides, or has not."""
+        """Return these settings with some changed; UsageError for a fixed or unknown one."""
         wants_states = changes.get("slots") == "tokens" or changes.get("kind") == "token-states"
         if wants_states and not self.is_multi_vector:
             changes.pop("slots", None)
-            of_states: dict[str, Any] = {"query_vectors": None, "page_vectors": None, "unit": True}
-            states = replace(self, kind="token-states", similarity="maxsim", **of_states)
+            fixed: dict[str, Any] = {"query_vectors": None, "page_vectors": None, "unit": True}
+            states = replace(self, kind="token-states", similarity="maxsim", **fixed)
             return states.change(**changes)
-        own, free = asdict(self), ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name", "width")
+        values, changeable = (
+            asdict(self),
+            ("reduction", "page_vectors", "seed", "prompts", "default_prompt_name", "width"),
+        )
         for name, value in changes.items():
-            if name not in own or (name not in free and value != own[name]):
+            if name not in values or (name not in changeable and value != values[name]):
                 raise UsageError(f"{name}={value!r} cannot be set for this model of sentence-transformers")
         return replace(self, **changes)
 
@@ -142,14 +145,14 @@ class EmbeddingModel:
         settings: EmbeddingSettings,
         dimension: int,
     ) -> None:
-        """settings, dimension: of the model itself, as `make_reader` finds them."""
+        """settings, dimension: the model's own, from `make_reader`."""
         self.model, self.source, self.settings, self.full_width = model, source, settings, dimension
 
     def __repr__(self) -> str:
         return f"EmbeddingModel({self.source.name}, {self.settings.kind}, {self.dimension} dimensions)"
 
     def use(self, **changes: Any) -> None:
-        """Change settings of a model in use: reduction and page_vectors, width, seed, prompts."""
+        """Change settings of a loaded model: reduction and page_vectors, width, seed, prompts."""
         settings = self.settings.change(**changes)
         if settings.width > self.full_width:
             raise UsageError(f"width={settings.width}: vectors of this model have {self.full_width} dimensions")
@@ -157,7 +160,7 @@ class EmbeddingModel:
         self.model.prompts = dict(settings.prompts)
         self.model.default_prompt_name = settings.default_prompt_name
 
-    # -- which model this is
+    # -- identity
 
     @property
     def identity(self) -> Identity:
@@ -171,7 +174,7 @@ class EmbeddingModel:
 
     @cached_property
     def weights_key(self) -> str:
-        """A hash of its weights, modules and processors: all that its vectors depend on."""
+        """A hash of its weights, modules and processors."""
         modules = []
         for module in self.model:
             config = module.get_config_dict() if hasattr(module, "get_config_dict") else {}
@@ -197,12 +200,12 @@ class EmbeddingModel:
 
     @property
     def page_pixels(self) -> int:
-        """The pixels that its image processor looks at, within reason where the processor does not say."""
+        """The pixels that its image processor uses, within limits."""
         processor = getattr(self.model[0], "processor", None)
         image = getattr(processor, "image_processor", processor)
         size = dict(getattr(image, "size", None) or {})
         if size.get("height") and size.get("width"):
-            pixels = 4 * int(size["height"]) * int(size["width"])  # a small square: sharper if made smaller by it
+            pixels = 4 * int(size["height"]) * int(size["width"])  # a small square: let the processor downscale
         else:
             edge = int(size.get("longest_edge") or 2 * int(size.get("shortest_edge") or 0))
             pixels = edge if hasattr(image, "merge_size") else edge**2  # Qwen's sizes are areas
@@ -212,11 +215,11 @@ class EmbeddingModel:
         return self.settings.num_vectors(side)
 
     def is_cut(self, page: str) -> bool:
-        most = getattr(self.model[0], "document_length", None) or self.model.max_seq_length
-        if self.reads != "text" or most is None:
+        max_tokens = getattr(self.model[0], "document_length", None) or self.model.max_seq_length
+        if self.reads != "text" or max_tokens is None:
             return False
         texts = [self.model.prompts.get("document", "") + window for window in self._cut(page)]
-        return any(len(ids) > most for ids in self.model.tokenizer(texts, verbose=False)["input_ids"])
+        return any(len(ids) > max_tokens for ids in self.model.tokenizer(texts, verbose=False)["input_ids"])
 
     def _cut(self, page: Any) -> list[Any]:
         num = self.settings.page_vectors or 1
@@ -227,12 +230,12 @@ class EmbeddingModel:
     # -- its own vectors and scores
 
     def encode_query(self, queries: Sequence[str], batch_size: int = 32) -> list[Tensor]:
-        """Return the vectors (L, D) of each query, as the model makes them."""
+        """Return the model's own vectors (L, D) of each query."""
         found = self._encode(self.model.encode_query, [check_query(query) for query in queries], batch_size)
         return [self._narrow(vectors) for vectors in found]
 
     def encode_document(self, pages: Sequence[Any], batch_size: int = 8) -> list[Tensor]:
-        """Return the vectors (L, D) of each page, as the model makes them, or fewer by the reduction."""
+        """Return the model's own vectors (L, D) of each page, pooled by the reduction, if any."""
         assert self.reads == "image" or all(isinstance(page, str) for page in pages), "this model reads text"
         opened = [page if self.reads == "text" else open_page(page, self.page_pixels) for page in pages]
         cut = [self._cut(page) for page in opened]
@@ -249,12 +252,12 @@ class EmbeddingModel:
     def _narrow(self, vectors_LD: Tensor) -> Tensor:
         if not self.settings.width:
             return vectors_LD
-        if self.settings.similarity == "cosine":  # vectors of any length, which a library keeps as unit vectors
+        if self.settings.similarity == "cosine":  # any length; libraries store unit vectors
             vectors_LD = F.normalize(vectors_LD.float(), dim=-1)
         return narrow_tensor(vectors_LD, self.settings.width, unit=self.settings.unit)
 
     def _encode(self, encode: Callable[..., Any], inputs: list[Any], batch_size: int) -> list[Tensor]:
-        """Return vectors as (L, D) each; one vector is a row of its own."""
+        """Return vectors (L, D) of each input; L = 1 for a single-vector model."""
         options: dict[str, Any] = {"batch_size": batch_size, "show_progress_bar": False}
         if self.settings.kind == "token-states":
             states = encode(inputs, output_value="token_embeddings", **options)
@@ -264,14 +267,14 @@ class EmbeddingModel:
         return list(encode(inputs, **options))
 
     def similarity(self, queries: Sequence[Tensor], pages: Sequence[Tensor], device: Any = None) -> Tensor:
-        """Return the scores (Q, P) of pages for queries by the model's own measure."""
+        """Return the scores (Q, P) of pages for queries by the model's own similarity."""
         if isinstance(self.model, MultiVectorEncoder):
             scores: Tensor = self.model.similarity(list(queries), list(pages), device=device)
         elif self.settings.kind == "token-states":
             scores = maxsim(list(queries), list(pages), device=device)
         else:
             scores = self.model.similarity(torch.cat(list(queries)), torch.cat(list(pages)))
-            if self.settings.in_windows:  # a page is as near as the nearest of its windows
+            if self.settings.in_windows:  # the score of a page is that of its best window
                 parts = scores.split([len(page) for page in pages], dim=1)
                 scores = torch.stack([part.max(dim=1).values for part in parts], dim=1)
         return scores
@@ -280,7 +283,7 @@ class EmbeddingModel:
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
         if num_vectors is not None:
-            self.settings.change(query_vectors=num_vectors)  # no other number than its own
+            self.settings.change(query_vectors=num_vectors)  # refused unless it is the current one
         if not queries:
             return []
         vectors = self._for_maxsim(self.encode_query(queries))
@@ -292,7 +295,7 @@ class EmbeddingModel:
         return self._for_maxsim(self.encode_document(pages, batch_size=len(pages))) if pages else []
 
     def _for_maxsim(self, encoded: list[Tensor]) -> list[Vectors]:
-        """Return vectors as a library compares them; RandSlotError if half precision, as it keeps them, has no such."""
+        """Return vectors for MaxSim; RandSlotError if half precision, in which libraries store them, overflows."""
         found: list[Vectors] = []
         for vectors_LD in encoded:
             vectors_LD = vectors_LD.float()
@@ -301,7 +304,7 @@ class EmbeddingModel:
             found.append(vectors_LD.cpu().numpy())
             if not (np.abs(found[-1]) <= np.finfo(np.float16).max).all():  # also false for NaN
                 raise RandSlotError(
-                    f"{self.source.name} makes vectors in {self.dtype} that are not finite or too large"
+                    f"vectors of {self.source.name} in {self.dtype} are not finite, or too large for float16"
                 )
         return found
 
@@ -313,7 +316,7 @@ def cut_strips(page: Image.Image, num: int) -> list[Image.Image]:
 
 
 def _describe_processor(processor: Any) -> bytes:
-    """Return all that vectors depend on in a tokenizer or a processor, for a hash."""
+    """Return what vectors depend on in a tokenizer or processor, for a hash."""
     parts: list[str] = []
     tokenizer = getattr(processor, "tokenizer", processor)
     if hasattr(tokenizer, "backend_tokenizer"):
@@ -333,17 +336,17 @@ def _describe_processor(processor: Any) -> bytes:
 
 
 def find_kind(source: Source) -> Kind:
-    """Return what the folder of a source holds, by its files; RandSlotError for a model without vectors of pages."""
+    """Detect the kind of model in a folder by its files; RandSlotError for one that makes no embeddings."""
     if source.file(CONFIG).is_file():
         return "randslot"
     if source.file(MODULES).is_file():
         config = _read_config(source, "config_sentence_transformers.json")
         name = config.get("model_type") or "SentenceTransformer"
-        of_pylate = {"query_prefix", "document_prefix", "query_length", "do_query_expansion"}
-        if name in ("MultiVectorEncoder", "ColBERT") or config.keys() & of_pylate:
+        pylate_keys = {"query_prefix", "document_prefix", "query_length", "do_query_expansion"}
+        if name in ("MultiVectorEncoder", "ColBERT") or config.keys() & pylate_keys:
             return "multi-vector"
         if name != "SentenceTransformer":
-            raise RandSlotError(f"{source.name} is a {name}, which has no vectors of pages that MaxSim could compare")
+            raise RandSlotError(f"{source.name} is a {name}, which makes no vectors for MaxSim")
         return "one-vector"
     base = _find_base(source, ("config.json",))
     for name in _read_config(base or source, "config.json").get("architectures") or []:
@@ -351,8 +354,8 @@ def find_kind(source: Source) -> Kind:
             return "multi-vector"
     if base is not None:
         raise RandSlotError(
-            f"{source.name} is an adapter for {base.name} without a {MODULES}, as colpali-engine saves them: pass a "
-            "version that sentence-transformers loads, such as one that ends in -hf or -merged"
+            f"{source.name} is an adapter for {base.name} without a {MODULES}, as colpali-engine saves them. Pass a "
+            "version for sentence-transformers, such as one that ends in -hf or -merged."
         )
     return "backbone"
 
@@ -362,10 +365,10 @@ def _read_config(source: Source, name: str) -> dict[str, Any]:
 
 
 def _find_base(source: Source, files: tuple[str, ...]) -> Source | None:
-    """Return the model that an adapter is for, downloaded; None if the source is no adapter."""
+    """Download the base model of an adapter; return None if the source is not an adapter."""
     if not source.file(ADAPTER_CONFIG).is_file():
         return None
-    return find(str(_read_config(source, ADAPTER_CONFIG).get("base_model_name_or_path")), files=files)
+    return resolve(str(_read_config(source, ADAPTER_CONFIG).get("base_model_name_or_path")), files=files)
 
 
 def load_checked(
@@ -378,9 +381,9 @@ def load_checked(
     trust_remote_code: bool = False,
     known_code: str = "",
 ) -> tuple[Any, str]:
-    """Load a folder with sentence-transformers; return the model, and a hash of its own code if that may run.
+    """Load a folder with sentence-transformers; return the model, and the hash of its code if that may run.
 
-    trust_remote_code: let the model run its own Python files. known_code: the hash of files that were trusted before.
+    trust_remote_code: run the model's own Python code. known_code: the hash of code that was trusted before.
 
     Errors: UsageError for code that is not trusted. RandSlotError for missing or broken files, and for pickles.
     """
@@ -404,26 +407,26 @@ def load_checked(
         raise
     if missing.keys:
         raise RandSlotError(
-            f"{source.name} lacks weights, such as {missing.keys[0]}: it would run with random ones; get it again"
+            f"{source.name} has missing weights, such as {missing.keys[0]}, which would be random. Download it again."
         )
     tokenizer: Any = getattr(model[0], "tokenizer", None)
     if hasattr(tokenizer, "all_special_ids") and len(tokenizer) <= len(tokenizer.all_special_ids):
-        # transformers makes an empty tokenizer where its files are missing
-        raise RandSlotError(f"{source.name} lacks its tokenizer, such as a file tokenizer.json: get it again")
+        # transformers builds an empty tokenizer if its files are missing
+        raise RandSlotError(f"{source.name} has no tokenizer (tokenizer.json). Download it again.")
     for parameter in model.parameters():
-        parameter.data = parameter.data.clone()  # out of the mapped file: aligned, and independent of the folder
+        parameter.data = parameter.data.clone()  # out of the memory-mapped file: aligned, and independent of it
     return model, code if is_trusted else ""
 
 
 def _check_files(folders: list[Path]) -> str:
-    """Refuse pickles in the folders of a model and its base; return a hash of their Python files, "" without any."""
+    """Refuse pickles in the folders of a model and its base; return a hash of their Python files, or "" if none."""
     digest, files = blake2b(digest_size=12), []
     for folder in folders:
-        # `use_safetensors` holds for the transformer only, and neither for adapters nor for modules such as `Dense`.
+        # `use_safetensors` applies to the transformer only, not to adapters or modules such as `Dense`.
         for pickle, safe in (("pytorch_model", "model"), ("adapter_model", "adapter_model")):
             for file in sorted(folder.rglob(f"{pickle}.bin")):
                 if not file.with_name(f"{safe}.safetensors").is_file():
-                    raise RandSlotError(f"{file} is a pickle, which can run code: convert it to safetensors")
+                    raise RandSlotError(f"{file} is a pickle, which can run code. Convert it to safetensors.")
         files += sorted(folder.rglob("*.py"))
     for file in files:
         digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
@@ -433,9 +436,9 @@ def _check_files(folders: list[Path]) -> str:
 def _load(folder: Path, kind: Kind, base: Source | None, device: str, is_trusted: bool, options: dict[str, Any]) -> Any:
     """Load a folder with sentence-transformers, from local files only."""
     shared = {"trust_remote_code": is_trusted, "local_files_only": True}
-    processor = {"backend": "pil"}  # the same pixels on every machine, torchvision or not
+    processor = {"backend": "pil"}  # the same pixels on every machine, with or without torchvision
     if base is not None and not (folder / MODULES).is_file():
-        # sentence-transformers knows a late-interaction retriever by its config, which an adapter does not have.
+        # sentence-transformers recognises a late-interaction model by its config, which an adapter does not have.
         forward = {"method": "forward", "method_output_name": "embeddings"}
         transformer = Transformer(
             str(folder),
@@ -457,9 +460,9 @@ def _load(folder: Path, kind: Kind, base: Source | None, device: str, is_trusted
 
 
 class PromptingProcessor(ColModernVBertProcessor):
-    """Like ColModernVBERT's processor, but a call puts its prompts around queries and pages.
+    """ColModernVBERT's processor, with its prompts added in every call.
 
-    sentence-transformers calls a processor, which is enough for ColPali and ColQwen2, and not `process_queries`.
+    sentence-transformers calls the processor itself, not `process_queries`; ColPali and ColQwen2 need no more.
     """
 
     def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
@@ -473,24 +476,24 @@ class PromptingProcessor(ColModernVBertProcessor):
 
 @contextmanager
 def _without_video() -> Iterator[None]:
-    """Load processors without their video part, which needs torchvision, and without bars outside of terminals."""
-    own = vars(ProcessorMixin)["get_attributes"]
+    """Skip video processors, which need torchvision, and show progress bars in terminals only."""
+    original = vars(ProcessorMixin)["get_attributes"]
 
     def get_attributes(cls: type[ProcessorMixin]) -> list[str]:
-        return [name for name in own.__func__(cls) if name != "video_processor"]
+        return [name for name in original.__func__(cls) if name != "video_processor"]
 
     ProcessorMixin.get_attributes = classmethod(get_attributes)
     try:
         with bars_in_terminals():
             yield
     finally:
-        ProcessorMixin.get_attributes = own
+        ProcessorMixin.get_attributes = original
 
 
 class MissingWeights(logging.Handler):
-    """Gets the warnings of both libraries in a block, and collects the weights that transformers makes up: `keys`.
+    """Captures warnings of both libraries in a block; `keys`: the weights that transformers initialised at random.
 
-    Also those of an adapter that fit nothing. No model of sentence-transformers reads a pooler.
+    Also adapter weights that match no module. Poolers are ignored: no model of sentence-transformers uses one.
     """
 
     def __enter__(self) -> None:
@@ -518,16 +521,16 @@ class MissingWeights(logging.Handler):
 
 
 def adopt(model: Any) -> RandSlotModel | EmbeddingModel:
-    """Return a model that plain sentence-transformers has loaded as a page reader; UsageError for something else."""
+    """Wrap a model loaded by plain sentence-transformers as a page reader; UsageError for anything else."""
     if isinstance(model, MultiVectorEncoder) and isinstance(model[0], SlotEncoder):
         return RandSlotModel(modules=list(model), device=str(model.device))
     if isinstance(model, MultiVectorEncoder | SentenceTransformer):
         return make_reader(model, Source(), "")
-    raise UsageError(f"a library takes a loaded model, or the folder or hub id of one, not {type(model).__name__}")
+    raise UsageError(f"pass a loaded model, or its folder or hub id, not {type(model).__name__}")
 
 
 def make_reader(model: MultiVectorEncoder | SentenceTransformer, source: Source, code: str) -> EmbeddingModel:
-    """Find out how a model makes its vectors: from its configuration, and from the vectors of a query."""
+    """Wrap a model; infer its settings from its configuration and the vectors of a query."""
     with in_one_line(f"run {source.name or 'this model'}"):  # a broken model fails here
         (found,) = model.encode_query(["a query"], show_progress_bar=False)
     vectors = torch.as_tensor(found).float().reshape(-1, found.shape[-1])

@@ -1,4 +1,4 @@
-"""The settings of a model: how it makes its vectors."""
+"""The encoding settings of a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NO_REDUCTION = "none"
 
 
 class VectorSettings:
-    """What the settings of all kinds of models have in common."""
+    """Settings shared by all kinds of models."""
 
     reduction: str
 
@@ -40,29 +40,28 @@ class VectorSettings:
         return self.reduction != NO_REDUCTION
 
     @property
-    def draws(self) -> bool:
-        """Whether encoding draws from the seed."""
+    def is_seeded(self) -> bool:
+        """Whether vectors depend on the seed."""
         return self.reduction in SEEDED_REDUCTIONS
 
     def has_prefixes(self, side: Side) -> bool:
-        """Whether the vectors of a smaller budget are the first ones of a larger one."""
+        """Whether the vectors of a smaller budget are a prefix of those of a larger one."""
         return False
 
 
 @dataclass(frozen=True)
 class Settings(VectorSettings):
-    """How a model makes its vectors.
+    """How a model encodes queries and pages.
 
-    slots: the strategy in training: "random", "zero", "fixed", "learned", "feedback", or your own "my_slots.py:Noisy".
-    inference: the strategy when encoding; by default the same, but zeros after random training (the paper's RS-Z).
+    slots: the training strategy: "random", "zero", "fixed", "learned", "feedback", or your own "my_slots.py:Noisy".
+    inference: the inference strategy; by default the same, but zeros after random training (the paper's RS-Z).
     query_vectors, page_vectors: the budgets. visual_tokens, text_tokens: maximum tokens per page, for models that read
-    images or text; longer text is cut. seed: for adapters, tables and random slots. template: the prompts around
+    images or text; longer text is truncated. seed: for adapters, tables and random slots. template: the prompts around
     queries and pages: "paper", or "embedding" for a retrieval model such as Qwen3-VL-Embedding.
-    width: keep this many dimensions of each vector when encoding; 0: all. widths: the prefixes of vectors that were
-    trained too (Matryoshka).
+    width: keep this many dimensions of each vector when encoding; 0: all. widths: the trained Matryoshka dimensions.
 
-    With slots="tokens" every token has a vector. Then `reduction` ("random", "kmeans", "semcluster" or "pool1d")
-    reduces pages to at most `page_vectors` when encoding; queries and training keep all vectors.
+    With slots="tokens" every token has a vector. Then `reduction` ("random", "kmeans", "semcluster" or "pool1d") pools
+    pages to at most `page_vectors` when encoding; queries and training keep all vectors.
     """
 
     slots: str = "random"
@@ -91,22 +90,22 @@ class Settings(VectorSettings):
 
     @property
     def strategy(self) -> type[Strategy]:
-        """The strategy in training."""
+        """The training strategy."""
         return STRATEGIES[self.slots]
 
     @property
     def inference_strategy(self) -> type[Strategy]:
-        """The strategy when encoding."""
+        """The inference strategy."""
         return STRATEGIES[self.inference]
 
     @property
-    def draws(self) -> bool:
+    def is_seeded(self) -> bool:
         strategy = self.inference_strategy
-        return (strategy.seeded and not strategy.constant) or super().draws
+        return (strategy.seeded and not strategy.constant) or super().is_seeded
 
     @property
     def label(self) -> str:
-        """The name of runs with these settings in tables: "random", or "tokens by kmeans"."""
+        """The label of these settings in tables: "random", or "tokens by kmeans"."""
         return f"{self.inference} by {self.reduction}" if self.is_reduced else self.inference
 
     def vectors(self, side: Side) -> int:
@@ -120,7 +119,7 @@ class Settings(VectorSettings):
         return self.vectors(side)
 
     def vectors_name(self, side: Side) -> str:
-        """Return a name for the vectors of one side, for caches; the weights and the budget are not part of it."""
+        """Return a cache name for the vectors of one side, without weights and budget."""
         reduced = side == "page" and self.is_reduced
         parts = [side, self.inference]
         if reduced:
@@ -139,7 +138,7 @@ class Settings(VectorSettings):
         return self.inference_strategy.prefix_stable and not (side == "page" and self.is_reduced)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the settings as files hold them: without widths in a model that has none."""
+        """Return the settings as stored: `width` and `widths` only if set."""
         values = asdict(self) | {"widths": list(self.widths)}
         for name in ("width", "widths"):
             if not values[name]:
@@ -152,26 +151,26 @@ class Settings(VectorSettings):
         if unknown := sorted(changes.keys() - known):
             raise UsageError(f"unknown setting {unknown[0]!r}; known ones: {', '.join(sorted(known))}")
         if changes.get("slots", self.slots) != self.slots:
-            changes = {"inference": ""} | changes  # what the new strategy appends
+            changes = {"inference": ""} | changes  # the new strategy's default
         return replace(self, **changes)
 
 
 def check_choice(name: str, value: object, known: Iterable[str]) -> None:
-    """Refuse a value of a setting that is not known."""
+    """Raise UsageError for an unknown value of a setting."""
     if value not in list(known):
         raise UsageError(f"{name}={value!r} is not one of {', '.join(known)}")
 
 
 def check_limits(name: str, value: object) -> None:
-    """Refuse a value of a setting that is not a whole number within its limits."""
-    least, most = LIMITS[name]
-    if type(value) is not int or not least <= value <= most:
-        raise UsageError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+    """Raise UsageError for a value that is not a whole number within the limits of its setting."""
+    low, high = LIMITS[name]
+    if type(value) is not int or not low <= value <= high:
+        raise UsageError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
 
 
 def read_settings(values: Mapping[str, Any], name: str | None) -> Settings:
-    """Make settings from the complete values of a saved model."""
+    """Build settings from the stored values of a saved model."""
     known = {field.name for field in fields(Settings)}
     if wrong := sorted(values.keys() ^ known - ({"width", "widths"} - values.keys())):
-        raise RandSlotError(f"randslot.json of {name} lacks settings or has unknown ones: {', '.join(wrong)}")
+        raise RandSlotError(f"randslot.json of {name} has missing or unknown settings: {', '.join(wrong)}")
     return Settings(**values)

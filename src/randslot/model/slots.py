@@ -35,14 +35,14 @@ def torch_seed(seed: int) -> Iterator[None]:
 class Strategy(nn.Module):
     """A slot strategy. dim: the input dimension. rows: the number of stored slots per side.
 
-    `forward(side, num, keys)` returns (B, S, D) in float32. `keys` (B,) has a number for each example: a hash of its
-    content, or a fresh random number in training. Draw from them, so that an example does not depend on its batch.
+    `forward(side, num, keys)` returns (B, S, D) in float32. `keys` (B,) holds a seed per example: a hash of its
+    content, or a random number in training. Sample from these seeds, so that an example does not depend on its batch.
     Parameters and buffers are saved and loaded with the model.
 
     title: its name in the paper. constant: the slots are the same for every content, so they can be exported as tokens.
     seeded: the slots depend on the seed. sequential: the next slot depends on the latest readout. prefix_stable: the
     first vectors do not depend on how many follow. every_token: no slots; every token has a vector. inference: the
-    strategy that replaces it when encoding; itself if empty.
+    default strategy for encoding; the same one if empty.
     """
 
     title: ClassVar[str] = ""
@@ -73,9 +73,9 @@ class Zero(Strategy):
 class Random(Strategy):
     """RandSlot (R): fresh random unit vectors, independent over examples, sides and positions.
 
-    Each example has its own draw, in training a fresh one in every step: micro-batches and a gradient cache change
-    nothing. Inference (RS-R) draws by the content: a page gets the same slots in every batch. By default zeros replace
-    them at inference (RS-Z), at almost no loss.
+    Each example has its own seed, a fresh one per training step, so micro-batches and a gradient cache do not change
+    its slots. At inference (RS-R) the seed is a hash of the content: a page gets the same slots in every batch. By
+    default, inference uses zeros instead (RS-Z), at almost no loss.
     """
 
     title = "RandSlot"
@@ -92,7 +92,7 @@ class Random(Strategy):
 
 
 class Table(Strategy, ABC):
-    """Slots stored by position, one table per side. Beyond the stored count the last one repeats."""
+    """Slots stored by position, one table per side. Positions beyond the stored slots repeat the last one."""
 
     constant = True
 
@@ -128,9 +128,9 @@ class Fixed(Table):
 class Learned(Table):
     """Learned-Feedback (L): trainable vectors, normalised before use.
 
-    The tables of both sides are rows of one parameter, the query's first, so that every pass touches it: distributed
-    training with a gradient cache averages gradients in its last pass only, and a parameter that this pass does not use
-    would keep its whole bucket from being averaged.
+    The tables of both sides are rows of one parameter, the query's first, so that every pass uses it: distributed
+    training with a gradient cache all-reduces gradients in its last pass only, and a parameter unused in that pass
+    would block its whole bucket.
     """
 
     title = "Learned-Feedback"

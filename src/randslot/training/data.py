@@ -1,4 +1,4 @@
-"""Training data: pairs of query and page from files, folders or the hub, opened and preprocessed batch by batch."""
+"""Training data: load pairs of query and page from files, folders or the hub; open and preprocess them in batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datasets import Dataset, DatasetDict, Image, load_dataset, load_from_disk
 from torch.utils.data import BatchSampler
 
 from ..errors import RandSlotError, UsageError, in_one_line
-from ..model.encoder import FrozenVision, KnownPage
+from ..model.encoder import CachedPage, FrozenVision
 from ..model.hub import is_hub_id
 from ..model.preprocessing import Preprocessor
 from ..pages import is_file, open_page, page_file, short
@@ -42,7 +42,7 @@ class Pairs:
         return len(self.dataset)
 
     def locate(self, page: Any) -> Path | str | bytes:
-        """Return a page of the dataset as models take it: a path, the bytes of an image, or a text."""
+        """Return a page of the dataset as a path, the bytes of an image, or a text."""
         if isinstance(page, dict):
             page = page["bytes"] or page["path"]
         if not page:
@@ -79,10 +79,10 @@ def load_pairs(
 
 
 def read_rows(data: str, split: str, columns: Sequence[str], more: Sequence[str] = ()) -> Dataset:
-    """Read some columns of a hub id, a folder, or a .jsonl or .parquet file; `more`: those that it may lack."""
+    """Read columns from a hub id, a folder, or a .jsonl or .parquet file; `more`: optional ones."""
     path = Path(data)
     if not path.exists() and (path.suffix in (".jsonl", ".parquet") or not is_hub_id(data)):
-        raise UsageError(f"no pairs at {data}: pass a .jsonl or .parquet file, a folder, or a hub id like owner/name")
+        raise UsageError(f"no pairs at {data}. Pass a .jsonl or .parquet file, a folder, or a hub id like owner/name")
     with in_one_line(f"load pairs from {data} (split {split})"):
         if path.suffix == ".jsonl":
             dataset = _read_jsonl(path)
@@ -123,12 +123,12 @@ def _read_jsonl(file: Path) -> Dataset:
 
 
 def list_queries(query: Any) -> list[Any]:
-    """Return the queries of a row, which has one or a list of them."""
+    """Return the queries of a row as a list."""
     return query if isinstance(query, list) else [query]
 
 
 def count_queries(pairs: Pairs) -> int:
-    """Return how many queries every row has."""
+    """Return the number of queries per row."""
     column = pairs.dataset.with_format("arrow")[:]["query"]
     if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return 1
@@ -146,9 +146,9 @@ def is_empty(query: Any) -> bool:
 def drop_bad_rows(
     pairs: Pairs, on_bad_row: str, *, keep_empty: bool = False, negatives: int = 0
 ) -> tuple[Pairs, list[str]]:
-    """Return the good pairs and a line for each bad row, without decoding images; "stop" raises at the first one.
+    """Return the valid pairs and a line per invalid row, without decoding images; "stop" raises at the first one.
 
-    keep_empty: an empty query is not bad. negatives: how many hard negatives each row needs.
+    keep_empty: accept empty queries. negatives: the number of hard negatives each row needs.
     """
     table = pairs.dataset.with_format("arrow")[:]
     exists: dict[Path, bool] = {}
@@ -175,7 +175,7 @@ def drop_bad_rows(
             good.append(index)
     if lines and on_bad_row == "stop":
         more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
-        raise RandSlotError(f'{pairs.name}: {lines[0]}{more}; fix it, or skip such rows with on_bad_row = "skip"')
+        raise RandSlotError(f'{pairs.name}: {lines[0]}{more}. Fix it, or set on_bad_row = "skip".')
     dataset = pairs.dataset.select(good) if lines else pairs.dataset
     return replace(pairs, dataset=dataset, num_empty=num_empty), lines
 
@@ -197,9 +197,9 @@ def _list_pages(pages: pa.ChunkedArray) -> list[str | None]:
 
 @dataclass
 class PageOpener:
-    """Opens the pages of a batch in a worker; a broken image stops the run, or the next row replaces it.
+    """Opens the pages of a batch in a worker; a broken image stops the run, or is replaced by the next row.
 
-    empty_query: the text that is encoded for an empty query, if such rows are kept. negatives: how many of each row.
+    empty_query: the text to encode for an empty query, if such rows are kept. negatives: the number per row.
     """
 
     pairs: Pairs
@@ -224,7 +224,7 @@ class PageOpener:
         return opened
 
     def _open(self, row: dict[str, Any]) -> list[Any]:
-        """Return the query of a row, its page and its negatives; of the next row if one of them is broken."""
+        """Return the query, page and negatives of a row, or of the next row if a page is broken."""
         for _ in self.rows:
             try:
                 pages = [row["page"], *(row["negatives"][: self.negatives] if self.negatives else ())]
@@ -235,38 +235,38 @@ class PageOpener:
                 with self.log.open("a", encoding="utf-8") as log:
                     log.write(f"row {row['row']}: {error}\n")
             row = self.pairs.dataset[bisect.bisect_right(self.rows, row["row"]) % len(self.rows)]
-        raise RandSlotError(f"{self.pairs.name}: no page in it can be read")
+        raise RandSlotError(f"{self.pairs.name}: cannot read any page")
 
 
 @dataclass(frozen=True)
 class ColumnPreprocessor:
-    """Preprocesses one column of a batch in a worker: pages, or queries or negatives, of which a row has several."""
+    """Preprocesses one column of a batch in a worker: pages, or lists of queries or negatives."""
 
     preprocessor: Preprocessor
     frozen: FrozenVision | None = None
 
     def __call__(self, inputs: list[Any], **options: Any) -> dict[str, Any]:
         items = [item for row in inputs for item in list_queries(row)]
-        if self.frozen is not None and isinstance(items[0], KnownPage):
+        if self.frozen is not None and isinstance(items[0], CachedPage):
             return self.frozen.preprocess(items)
         return self.preprocessor(items, **options)
 
 
 def in_windows(window: int, order: int, dataset: Any, batch_size: int, drop_last: bool, **kwargs: Any) -> BatchSampler:
-    """Make batches of rows that are shuffled within windows of the data, by the seed `order`; a window of 1: in order.
+    """Batch rows, shuffled only within windows of the data by the seed `order`, to preserve a curriculum.
 
-    So a curriculum keeps its order.
+    A window of 1 keeps the order.
     """
-    dice = random.Random(order)
+    rng = random.Random(order)
     rows: list[int] = []
     for start in range(0, len(dataset), window):
         part = range(start, min(start + window, len(dataset)))
-        rows += dice.sample(part, len(part))
+        rows += rng.sample(part, len(part))
     return BatchSampler(rows, batch_size, drop_last)
 
 
 def held_out(pairs: Pairs) -> tuple[dict[str, str], dict[str, Path | str | bytes], dict[str, set[str]]]:
-    """Return queries, pages and the relevant page of each query; a page with several queries comes once."""
+    """Return the queries, pages and relevance of held-out pairs; deduplicate pages with several queries."""
     ids: dict[Path | str | bytes, str] = {}
     queries: dict[str, str] = {}
     relevant: dict[str, set[str]] = {}

@@ -1,8 +1,8 @@
 """The loss: query-to-page InfoNCE over MaxSim, with the pages of all processes as candidates.
 
-Queries and pages are encoded in micro-batches. A gradient cache holds one of them in memory at a time: it encodes all
-without gradients, computes the loss and its gradient at the vectors, and then encodes each micro-batch again to send
-that gradient on. A page is encoded once for all of its queries. Hard negatives of any query are candidates for all.
+Queries and pages are encoded in micro-batches. A gradient cache keeps the activations of one micro-batch at a time: it
+encodes all without gradients, computes the loss and its gradient at the vectors, then re-encodes each micro-batch to
+backpropagate that gradient. A page is encoded once for all its queries. Hard negatives are candidates for all queries.
 
 Shapes: Q queries and B pages of this process, P pages and negatives of all processes, L positions, K vectors, D
 dimension.
@@ -29,7 +29,7 @@ Encoded = tuple[Tensor, Tensor]  # vectors (N, K, D) and the mask (N, K) of thos
 
 
 def score(queries: Encoded, pages: Encoded, first: int | None = None, width: int | None = None) -> Tensor:
-    """Return the MaxSim (Q, P) of the first vectors, cut to a width, in float32, also under autocast."""
+    """Return the MaxSim scores (Q, P) of the first vectors, cut to a width, in float32 even under autocast."""
     query_vectors, page_vectors = (vectors[:, :first, :width].float() for vectors, _ in (queries, pages))
     if width is not None:
         query_vectors, page_vectors = F.normalize(query_vectors, dim=-1), F.normalize(page_vectors, dim=-1)
@@ -40,7 +40,7 @@ def score(queries: Encoded, pages: Encoded, first: int | None = None, width: int
 
 
 def cut_batch(features: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
-    """Yield left-padded features in micro-batches, without the columns that are padding in all of their rows."""
+    """Split left-padded features into micro-batches, trimming columns that are all padding."""
     mask_BL = features["attention_mask"]
     for begin in range(0, len(mask_BL), size):
         rows = slice(begin, begin + size)
@@ -57,7 +57,7 @@ def cut_batch(features: dict[str, Any], size: int) -> Iterator[dict[str, Any]]:
 
 
 class RandomState:
-    """The state of the random generators before a pass, to draw the same dropout again in a second one."""
+    """Saves the state of the random generators before a pass, to replay its dropout masks in a second pass."""
 
     def __init__(self, features: dict[str, Any]) -> None:
         self.cpu = torch.get_rng_state()
@@ -74,9 +74,8 @@ class RandomState:
 class Loss(nn.Module):
     """InfoNCE over MaxSim, or its mean over several prefixes of the vectors and widths of each.
 
-    Pages are encoded a micro-batch at a time, and as many queries at a time as have the same number of positions.
-    Without a gradient cache all of them are held until the backward; with checkpointed layers that is little more than
-    the inputs of the layers.
+    A micro-batch of queries has about as many positions as one of pages. Without a gradient cache, all activations are
+    kept until the backward pass; with checkpointed layers these are little more than the inputs of the layers.
     """
 
     def __init__(
@@ -93,11 +92,11 @@ class Loss(nn.Module):
     ) -> None:
         """batch: pages of this process, of which `micro_batch` are encoded at once (0: all).
 
-        mask_repeats: leave copies of a query's own page out of its negatives. widths: the weight of the loss at each,
-        beside 1 at the full width.
+        mask_repeats: mask copies of a query's own page in its negatives. widths: the loss weight of each width; the
+        full width has weight 1.
         """
         super().__init__()
-        self.model = model  # the trainer replaces it by its distributed model
+        self.model = model  # the trainer replaces it with its distributed model
         self.scale = 1 / temperature
         self.micro_batch = micro_batch or batch
         self.cached = 0 < micro_batch < batch and gradient_cache
@@ -108,7 +107,7 @@ class Loss(nn.Module):
     def forward(self, sentence_features: Iterable[dict[str, Any]], labels: Tensor | None = None) -> Tensor:
         columns = [features | {"draws": draw_keys(features["keys"])} for features in sentence_features]
         queries, pages, *negatives = columns
-        # As many queries at a time as fill the positions of a micro-batch of pages.
+        # Fill a micro-batch of queries to the positions of a micro-batch of pages.
         positions = self.micro_batch * pages["attention_mask"].shape[1]
         num_queries = max(positions // queries["attention_mask"].shape[1], 1)
         query_parts = list(cut_batch(queries, num_queries))
@@ -147,7 +146,7 @@ class Loss(nn.Module):
         """
         all_queries, own_pages = (cat_padded_token_embeddings(*zip(*side, strict=True)) for side in (queries, pages))
         device = own_pages[0].device
-        # A process holds its pages and then its negatives, and the gathered ones of all processes stand in this order.
+        # Gathered pages are in the order of processes, each with its pages and then its negatives.
         first = get_rank() * len(own_pages[0])
         own_Q = first + torch.arange(num, device=device).repeat_interleave(len(all_queries[0]) // num)
         all_pages, keys_P = own_pages, keys
@@ -164,16 +163,16 @@ class Loss(nn.Module):
                     scores = scores.masked_fill(repeats, float("-inf"))
                 losses.append(weight * F.cross_entropy(scores, own_Q))
                 weights.append(weight)
-        # The mean and not the sum, so that clipping means the same with and without prefixes and widths.
+        # The mean, not the sum, so that gradient clipping has the same effect with and without prefixes and widths.
         return torch.stack(losses).sum() / sum(weights)
 
     def _encode_again(
         self, parts: list[dict[str, Any]], states: list[RandomState], gradients: tuple[Tensor, ...], scale: Tensor
     ) -> None:
-        """Encode each micro-batch with gradients, and send the gradient at its vectors through the model."""
+        """Re-encode each micro-batch with gradients, and backpropagate the gradient at its vectors."""
         model = self.model
         for number, (part, state, gradient) in enumerate(zip(parts, states, gradients, strict=True), start=1):
-            is_last = number == len(parts)  # which averages the gradients over processes
+            is_last = number == len(parts)  # all-reduces the gradients
             is_alone = isinstance(model, DistributedDataParallel) and not is_last
             with torch.enable_grad(), model.no_sync() if is_alone else nullcontext():
                 with state.replay():

@@ -1,4 +1,4 @@
-"""Training pairs from PDFs without labelling: section titles of outlines, and spans of words of pages."""
+"""Make training pairs from PDFs without labelling: section titles of outlines, and spans of words of pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..errors import RandSlotError, UsageError, in_one_line
 from ..pages.page import num_pages, read_file_text
 from ..pages.pdf import OpenPdf
 
-# Titles that any document may have.
+# Generic titles.
 GENERIC = frozenset(
     """abstract, acknowledgements, acknowledgments, appendix, background, bibliography, conclusion, conclusions,
     contents, copyright, credits, discussion, example, examples, foreword, further reading, getting started, glossary,
@@ -32,7 +32,7 @@ NUMBER = re.compile(
 
 @dataclass
 class FoundPairs:
-    """Pairs from a folder of PDFs, files without any, and how many queries were dropped as generic or repeated."""
+    """Pairs from a folder of PDFs, the files without pairs, and the number of generic or duplicate queries dropped."""
 
     pairs: list[dict[str, str]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class FoundPairs:
     repeated: int = 0
 
     def add(self, queries: dict[tuple[str, str], None]) -> None:
-        """Add (query, page) entries whose query is useful and names one page only."""
+        """Add (query, page) entries whose query is specific and identifies one page."""
         useful: dict[tuple[str, str], None] = {}
         for query, page in queries:
             if is_useful(query):
@@ -58,9 +58,9 @@ class FoundPairs:
 
 
 def find_pairs(folder: Path, spans: int = 0, seed: int = 0) -> FoundPairs:
-    """Make a pair of every useful outline title of the PDFs below a folder, and of `spans` spans of every page."""
+    """Make a pair per specific outline title of the PDFs in a folder, and per span (`spans` a page)."""
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() == ".pdf" and path.is_file())
-    found, dice = FoundPairs(), random.Random(seed)
+    found, rng = FoundPairs(), random.Random(seed)
     titles: dict[tuple[str, str], None] = {}
     texts: dict[tuple[str, str], None] = {}
     for file in files:
@@ -70,7 +70,7 @@ def find_pairs(folder: Path, spans: int = 0, seed: int = 0) -> FoundPairs:
                 titles[title, f"{file.relative_to(folder)}#page={number}"] = None
             if not outline:
                 found.without_outline.append(str(file))
-            for span, number in read_spans(file, spans, dice) if spans else ():
+            for span, number in read_spans(file, spans, rng) if spans else ():
                 texts[span, f"{file.relative_to(folder)}#page={number}"] = None
         except (pdfium.PdfiumError, RandSlotError) as error:
             found.failed.append(f"{file}: {error}")
@@ -91,7 +91,7 @@ def read_outline(file: Path) -> Iterator[tuple[str, int]]:
 
 
 def clean_title(title: str) -> str:
-    """Remove the number before a title, and extra spaces."""
+    """Strip the section number and extra spaces from a title."""
     title = re.sub(r"\s+", " ", title.replace("\x00", "")).strip()
     return NUMBER.sub("", title, count=1) if NUMBER.match(title) else title
 
@@ -102,30 +102,30 @@ def is_useful(title: str) -> bool:
     return len(title) >= 4 and not is_generic and re.search(r"[^\W\d_]{3}", title) is not None
 
 
-def read_spans(file: Path, num: int, dice: random.Random) -> Iterator[tuple[str, int]]:
+def read_spans(file: Path, num: int, rng: random.Random) -> Iterator[tuple[str, int]]:
     """Yield `num` spans of each page of a PDF with the page number."""
     kept = OpenPdf()
     try:
         for number in range(1, num_pages(file) + 1):
-            for span in cut_spans(read_file_text(file, number, kept).text, num, dice):
+            for span in cut_spans(read_file_text(file, number, kept).text, num, rng):
                 yield span, number
     finally:
         kept.close()
 
 
-def cut_spans(text: str, num: int, dice: random.Random) -> list[str]:
-    """Return `num` spans of two to eight consecutive words; none of a text without words."""
+def cut_spans(text: str, num: int, rng: random.Random) -> list[str]:
+    """Return `num` random spans of two to eight consecutive words; none for a text without words."""
     words = text.split()
     spans = []
     for _ in range(num if words else 0):
-        length = dice.randint(2, 8)
-        first = dice.randrange(max(len(words) - length, 0) + 1)
+        length = rng.randint(2, 8)
+        first = rng.randrange(max(len(words) - length, 0) + 1)
         spans.append(" ".join(words[first : first + length]))
     return spans
 
 
 def write_pairs(pairs: Sequence[Mapping[str, Any]], folder: Path, file: Path) -> None:
-    """Write pairs, which have page paths relative to the folder, as JSON lines with paths relative to the file."""
+    """Write pairs as JSON lines; page paths relative to the folder become relative to the file."""
     lines, here, there = [], folder.resolve(), file.parent.resolve()
     for pair in pairs:
         moved: dict[str, Any] = {"image": os.path.relpath(here / pair["image"], there)}

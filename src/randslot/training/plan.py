@@ -1,7 +1,7 @@
-"""What a run takes, before it starts: precision, attention and optimizer on this machine; steps, memory, disk and time.
+"""Plan a run: choose precision, attention and optimizer for this machine; estimate steps, memory, disk and time.
 
-For the dry run, a page of the largest size goes through the model on the meta device, where tensors have shapes and no
-numbers: nothing is downloaded.
+The dry run sends the largest page through the model on the meta device, where tensors have shapes but no data, without
+any download.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .recipe import Recipe
 
 aten = torch.ops.aten
 GB = 1e9
-# GB of memory, and the peak in 1e12 operations a second in bfloat16 by their vendors, without sparsity.
+# GB of memory, and the vendor's peak dense bfloat16 throughput in TFLOPS.
 GPUS = {"RTX 4090": (24, 165), "L40S": (48, 362), "A100": (80, 312), "H100": (80, 989)}
 SHARED_MEMORY = Path("/dev/shm")
 PREFETCH = 2  # batches that each worker keeps ready: the trainer's default
@@ -47,7 +47,7 @@ PREFETCH = 2  # batches that each worker keeps ready: the trainer's default
 
 @dataclass(frozen=True)
 class Hardware:
-    """What a recipe gets on this machine; fallbacks: a line for each difference from what it asks for."""
+    """The execution of a recipe on this machine; fallbacks: a line for each difference from the recipe."""
 
     on_gpu: bool
     precision: str  # "bf16" or "fp32"
@@ -57,13 +57,13 @@ class Hardware:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type that layers compute in."""
+        """The compute type of layers."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
 
 
 def choose_hardware(recipe: Recipe, family: Family | None = None) -> Hardware:
     """Choose precision, attention and optimizer for this machine; with a family, report its missing kernels too."""
-    # A gradient cache runs backward inside the loss, which these two do not allow.
+    # A gradient cache runs backward inside the loss, which these two do not support.
     for variable, name in (("ACCELERATE_USE_FSDP", "FSDP"), ("ACCELERATE_USE_DEEPSPEED", "DeepSpeed")):
         if os.environ.get(variable, "").lower() in ("1", "true", "yes"):
             raise UsageError(f"{name} is not supported. Use torchrun, or accelerate launch --multi_gpu.")
@@ -95,14 +95,14 @@ def choose_hardware(recipe: Recipe, family: Family | None = None) -> Hardware:
 
 
 def share(batch: int, world: int) -> int:
-    """Return how many pairs of a batch each process gets."""
+    """Return the number of pairs per process in a batch."""
     if batch % world:
         raise UsageError(f"batch = {batch} is not divisible by {world} processes")
     return batch // world
 
 
 def largest_page(model: RandSlotModel) -> Image.Image | str:
-    """Make a page with the maximum number of tokens: 2 x 3, or square where pages are cut into square tiles."""
+    """Make a page with the maximum number of tokens: 2 x 3, or square for a model with square tiles."""
     if model.reads == "text":
         return "word " * model.settings.text_tokens
     pages = []
@@ -113,7 +113,7 @@ def largest_page(model: RandSlotModel) -> Image.Image | str:
 
 
 def check_shared_memory(recipe: Recipe, model: RandSlotModel, dtype: torch.dtype, pairs: int) -> None:
-    """Raise UsageError if workers would die of a bus error in the middle of a run."""
+    """Raise UsageError if shared memory is too small: workers would crash with a bus error mid-run."""
     features = replace(model.preprocessor, dtype=dtype)([largest_page(model)], task="document")
     page_bytes = sum(value.nbytes for value in features.values() if isinstance(value, Tensor))
     batches = (recipe.workers * PREFETCH + 1) * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -130,10 +130,10 @@ def check_shared_memory(recipe: Recipe, model: RandSlotModel, dtype: torch.dtype
 
 
 class MetaCounter(TorchDispatchMode):
-    """Runs a model on the meta device and counts its multiply-adds and the bytes of tensors other than weights.
+    """Runs a model on the meta device, and counts multiply-adds and the bytes of activations.
 
-    Tensors in memory move to the meta device where they meet others. Sizes, positions and masks stay in memory, where
-    they can be read. The only question that a model asks about tensors without numbers is whether all positions count.
+    CPU tensors move to the meta device when an operation mixes both. Sizes, positions and masks stay on the CPU, where
+    they can be read. The only data a model reads from a meta tensor is whether all positions are unmasked.
     """
 
     def __init__(self, model: RandSlotModel) -> None:
@@ -149,7 +149,7 @@ class MetaCounter(TorchDispatchMode):
             return args[0]
         if func in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default):
             indices: list[Any] = []
-            for index in args[1]:  # the shape of the output depends on how many places a mask has
+            for index in args[1]:  # the output shape depends on the number of true values in a mask
                 is_mask = index is not None and index.dtype == torch.bool and not index.is_meta
                 indices += index.nonzero(as_tuple=True) if is_mask else [index]
             args = (args[0], indices, *args[2:])
@@ -180,7 +180,7 @@ class MetaCounter(TorchDispatchMode):
 
 
 class FusedAttention(torch.autograd.Function):
-    """Attention as fused kernels compute it: two products forward, five backward, no scores kept."""
+    """The cost of fused attention: two matrix products forward, five backward, no scores kept."""
 
     @staticmethod
     def forward(ctx: Any, counter: MetaCounter, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -193,13 +193,13 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:
         query, key, value = ctx.saved_tensors
-        # The scores again and their gradient, then the gradients of queries, keys and values.
+        # Recomputed scores and their gradient, then the gradients of queries, keys and values.
         FusedAttention.multiply(ctx.counter, query, key, value, num_more=3)
         return None, torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
     @staticmethod
     def multiply(counter: MetaCounter, query: Tensor, key: Tensor, value: Tensor, num_more: int = 0) -> None:
-        """Count products, and not the bytes of their outputs."""
+        """Count the multiply-adds of matrix products, but not the bytes of their outputs."""
         counter.counts_bytes = False
         times = query.shape[1] // key.shape[1]  # heads that share a key
         keys = key.repeat_interleave(times, dim=1)
@@ -212,7 +212,7 @@ class FusedAttention(torch.autograd.Function):
 
 @contextmanager
 def count_on_meta(model: RandSlotModel) -> Iterator[MetaCounter]:
-    """Let a model on the meta device take features that are in memory, and count what it computes."""
+    """Run a model on the meta device with CPU features, and count its work."""
     counter = MetaCounter(model)
 
     def attend(
@@ -235,7 +235,7 @@ def count_on_meta(model: RandSlotModel) -> Iterator[MetaCounter]:
 
 @dataclass(frozen=True)
 class PageCost:
-    """What one page of the largest size costs: multiply-adds of vision tower and language model, and bytes."""
+    """The cost of one page of the largest size: multiply-adds of vision tower and language model, and bytes."""
 
     positions: int  # of the language model, with slots
     vision: int  # multiply-adds of the tower
@@ -244,19 +244,19 @@ class PageCost:
     sent: int  # bytes of its features
     seen: int  # bytes of the tower's output
     tower: int  # peak bytes of the tower
-    held: int  # bytes that the language model keeps for the backward
+    held: int  # bytes that the language model saves for the backward pass
     inputs: int  # bytes of the inputs of its layers
     layers: int
     dimension: int  # of a vector
 
 
 def make_model_on_meta(recipe: Recipe, dtype: torch.dtype) -> RandSlotModel:
-    """Make the model of a recipe on the meta device, from the shape of its backbone."""
+    """Build the model of a recipe on the meta device, from the shape of its backbone."""
     config = Path(recipe.backbone, "config.json")
     published = Path(recipe.backbone).name.lower().replace("-instruct", "").replace("-embedding", "")
     shape = recipe.untrained or (str(config) if config.is_file() else published)
     if shape == published and shape not in list_shapes():
-        raise UsageError(f"the shape of {recipe.backbone} is unknown: pass a folder with its config.json")
+        raise UsageError(f"the shape of {recipe.backbone} is unknown. Pass a folder with its config.json.")
     model = untrained(shape, device="meta", dtype=dtype, lora=recipe.adapter, **asdict(recipe.settings()))
     if recipe.still_vision:
         model.backbone.freeze_vision()
@@ -264,7 +264,7 @@ def make_model_on_meta(recipe: Recipe, dtype: torch.dtype) -> RandSlotModel:
 
 
 def measure_page(model: RandSlotModel) -> PageCost:
-    """Send a page of the largest size through a model on the meta device, forward and backward."""
+    """Run a page of the largest size through a model on the meta device, forward and backward."""
     model.train()
     features: dict[str, Any] = model.preprocess([largest_page(model)], task="document")
     config = model.backbone.model.config.get_text_config()
@@ -296,18 +296,18 @@ def measure_page(model: RandSlotModel) -> PageCost:
 
 
 def is_cached(recipe: Recipe, pages: int) -> bool:
-    """Return whether a gradient cache is used for this many pages of a device."""
+    """Return whether the run uses a gradient cache for this many pages per device."""
     return recipe.gradient_cache and 0 < recipe.micro_batch < pages
 
 
 def count_passes(recipe: Recipe) -> int:
-    """Return how often the language model runs over a page: for every prefix in the loop, or without a cache."""
+    """Return the number of passes of the language model per page: more with "loop", or without a KV cache."""
     runs_prefixes = recipe.execution == "loop" or (recipe.strategy.sequential and recipe.gradient_checkpointing)
     return recipe.page_vectors if runs_prefixes else 1
 
 
 def step_multiply_adds(recipe: Recipe, cost: PageCost, pages: int) -> int:
-    """Return the multiply-adds of a step over the pages of a device; queries are short and left out."""
+    """Return the multiply-adds of a step on one device, ignoring queries, which are short."""
     passes = 1 + is_cached(recipe, pages) + recipe.gradient_checkpointing
     times = count_passes(recipe)
     return pages * (cost.vision + times * (passes * cost.forward + cost.backward))
@@ -339,7 +339,7 @@ def memory_by_part(
 
 
 def describe_run(recipe: Recipe, devices: int | None = None) -> str:
-    """Return a page of text about a run; devices: the number of processes, by default of torchrun or GPUs here."""
+    """Return a text about a run; devices: the number of processes, by default torchrun's or the GPUs here."""
     devices = devices or int(os.environ.get("WORLD_SIZE", "0")) or max(torch.cuda.device_count(), 1)
     pairs = share(recipe.batch, devices)
     pages = pairs * recipe.pages_per_row
@@ -349,7 +349,7 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
     num_rows, where = count_rows(recipe)
     steps = count_steps(recipe, num_rows)
     execution = (
-        "every prefix again (the paper's loop)" if recipe.execution == "loop" else "one pass",
+        "every prefix re-encoded (the paper's loop)" if recipe.execution == "loop" else "one pass",
         f"pages at once: {recipe.micro_batch or pages}",
         "gradient cache" if is_cached(recipe, pages) else "no gradient cache",
         "layers checkpointed" if recipe.gradient_checkpointing else "layers not checkpointed",
@@ -368,25 +368,25 @@ def describe_run(recipe: Recipe, devices: int | None = None) -> str:
         hours = steps * seconds / 3600 if steps else None
         fits = "yes" if sum(memory.values()) <= size * GB else "no"
         speeds.append([f"{name}, {size} GB", fits, pages * devices / seconds, seconds, hours])
-    title = f"Estimate at 40% HFU in bfloat16 (assumed), devices: {devices}, data loading not limiting"
+    title = f"Estimate at 40% HFU in bfloat16 (assumed), devices: {devices}, data loading not the bottleneck"
     lines = [
         f"backbone   {recipe.backbone or recipe.untrained}, slots {recipe.slots}, "
         f"{recipe.query_vectors} and {recipe.page_vectors} vectors",
         f"pairs      {where}",
         f"steps      {steps or 'unknown'}, each of {recipe.batch} pairs with {recipe.negatives} negatives, "
-        f"{pairs} pairs on each device",
+        f"{pairs} pairs per device",
         f"execution  {', '.join(execution)}",
         f"page       at most {cost.positions:,} positions, {cost.sent / 1e6:.0f} MB from worker to device",
         f"disk       {disk}",
         "",
-        write_table(Table("Memory of each device for the largest pages", ["part", "GB"], parts, digits=2), "md"),
+        write_table(Table("Memory per device for the largest pages", ["part", "GB"], parts, digits=2), "md"),
         write_table(Table(title, ["GPU", "fits", "total pages/s", "s/step", "hours"], speeds), "md"),
     ]
     return "\n".join(lines)
 
 
 def count_rows(recipe: Recipe) -> tuple[int, str]:
-    """Return the number of pairs, 0 if it is unknown without a network, and a line about them."""
+    """Return the number of pairs (0 if unknown without a network) and a line about them."""
     if is_hub_id(recipe.data) and not Path(recipe.data).exists():
         if recipe.data == "vidore/colpali_train_set":  # the paper's data
             return 118_195, f"118,195 of {recipe.data}, from the hub"
@@ -399,7 +399,7 @@ def count_rows(recipe: Recipe) -> tuple[int, str]:
 
 
 def count_steps(recipe: Recipe, num_rows: int) -> int:
-    """Return the steps of a run over some rows; 0 if these are unknown, and so are the steps."""
+    """Return the number of steps of a run; 0 if the number of rows is unknown and so are the steps."""
     whole = recipe.epochs * (num_rows // recipe.batch)
     return min(recipe.steps or whole, whole) if whole else recipe.steps
 

@@ -22,7 +22,7 @@ CHOICES = {
     "precision": ("bf16", "fp32", "bf16-anywhere"),
     "execution": ("pass", "loop"),
 }
-LIMITS = {  # of numbers that must not be zero, or not be large; others are finite and not negative
+LIMITS = {  # of numbers that must be positive, or have a maximum; others are finite and not negative
     "epochs": (1, 1e9),
     "batch": (2, 1e9),
     "lora_rank": (1, 1e6),
@@ -36,7 +36,7 @@ LIMITS = {  # of numbers that must not be zero, or not be large; others are fini
     "lora_dropout": (0, 0.99),
 }
 TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", tuple: "a list of numbers"}
-ENCODING = ("inference", "reduction", "width")  # settings of a model that do not affect training
+ENCODING = ("inference", "reduction", "width")  # model settings that do not affect training
 # Keys that do not affect the result: a resumed run may change them.
 RUNTIME_KEYS = (
     *("output", "workers", "micro_batch", "gradient_cache", "gradient_checkpointing", "save_every", "on_bad_row"),
@@ -59,11 +59,11 @@ class Recipe(Settings):
     lora_rank: int = 16
     lora_alpha: int = 32
     lora_dropout: float = 0.05
-    still_vision: bool = False  # freeze the vision tower and cache its output in memory: for small sets
+    still_vision: bool = False  # freeze the vision tower and cache its output in memory: for small datasets
 
     # The pairs.
     data: str = "vidore/colpali_train_set"  # a hub id, a folder, or a .jsonl or .parquet file
-    split: str = "train"  # of a data set on the hub
+    split: str = "train"  # of a dataset on the hub
     query_column: str = "query"
     page_column: str = "image"
     negatives: int = 0  # hard negatives of each row: in its column "negatives", or in negative_1, negative_2, ...
@@ -71,7 +71,7 @@ class Recipe(Settings):
     shuffle: bool = True  # false: keep the order of the data, for a curriculum
     window: int = 0  # shuffle only within windows of this many rows
     on_bad_row: str = "stop"  # at a row without query or page; "skip": train without it
-    keep_empty_queries: bool = False  # encode an empty query as a padding token: the paper filters nothing
+    keep_empty_queries: bool = False  # encode an empty query as a padding token, as the paper does
 
     # The objective.
     batch: int = 128  # global batch size, in pairs
@@ -80,9 +80,9 @@ class Recipe(Settings):
     prefixes: tuple[int, ...] = ()  # average the loss over the first 1, 2, ... vectors of both sides; (): all vectors
     width_weights: tuple[float, ...] = ()  # of the losses at `widths`, beside 1 at the full width; (): 1 for each
 
-    # The optimisation.
+    # Optimization.
     epochs: int = 1
-    steps: int = 0  # stop after this many, if the epochs have more; 0: whole epochs
+    steps: int = 0  # stop after this many steps; 0: after the epochs
     optimizer: str = "paged_adamw_8bit"  # on a GPU; or "adamw"
     learning_rate: float = 2e-4
     rate_left: float = 0.5  # final share of the learning rate, after a cosine decay
@@ -93,12 +93,12 @@ class Recipe(Settings):
     weight_decay: float = 0.01
     clip: float = 1.0  # maximum gradient norm
 
-    # The execution does not change the result, except for dropout: its masks are drawn again for every prefix under
-    # "loop", and micro-batches draw them in another order. Slots are drawn for each example by itself.
+    # Execution: does not change the result, except for dropout masks: "loop" samples them per prefix, and micro-batches
+    # in another order. Slots are sampled per example.
     micro_batch: int = 1  # pages a device encodes at once; 0: its whole share of the batch
-    gradient_cache: bool = True  # GradCache: keep activations of one micro-batch, for one extra forward pass
+    gradient_cache: bool = True  # GradCache: keep activations of one micro-batch only, for one extra forward pass
     gradient_checkpointing: bool = True  # recompute activations in the backward pass
-    execution: str = "pass"  # one pass; "loop": encode every prefix again as in the paper, K times the work
+    execution: str = "pass"  # one pass; "loop": re-encode every prefix as in the paper, K times the work
     precision: str = "bf16"  # on a GPU; a CPU uses float32 unless this is "bf16-anywhere"
     workers: int = 4  # processes per device that open pages
 
@@ -121,7 +121,7 @@ class Recipe(Settings):
             if type(value) is not expected or has_other_parts:
                 raise UsageError(f"{name} must be {TYPES[expected]}, not {value!r}")
             low, high = LIMITS.get(name, (0, 1e10))
-            if isinstance(value, int | float) and not low <= value <= high:  # NaN is not, either
+            if isinstance(value, int | float) and not low <= value <= high:  # NaN fails too
                 raise UsageError(f"{name} must be between {low:g} and {high:g}, not {value}")
             if value not in CHOICES.get(name, (value,)):
                 raise UsageError(f"{name} = {value!r} is not one of {', '.join(CHOICES[name])}")
@@ -131,11 +131,11 @@ class Recipe(Settings):
             (bool(self.backbone) == bool(self.untrained), "set either backbone (a hub id or folder) or untrained"),
             (not self.data, "set data: a hub id, a folder, or a .jsonl or .parquet file of pairs"),
             (self.still_vision and self.lora, "still_vision needs lora = false: an adapter freezes the tower anyway"),
-            (self.still_vision and self.workers, "still_vision needs workers = 0: the model itself reads each page"),
+            (self.still_vision and self.workers, "still_vision needs workers = 0: the main process reads each page"),
             (self.window and not self.shuffle, "window needs shuffle = true"),
-            (not is_rising, f"prefixes must rise from 1 to {num_vectors} at most, not {list(self.prefixes)}"),
+            (not is_rising, f"prefixes must increase from 1 to at most {num_vectors}, not {list(self.prefixes)}"),
             (self.prefixes and not self.strategy.prefix_stable, f"prefixes do not work with slots = {self.slots!r}"),
-            (list(self.widths) != sorted(set(self.widths)) or 0 in self.widths, "widths must rise, from 1"),
+            (list(self.widths) != sorted(set(self.widths)) or 0 in self.widths, "widths must increase, from 1"),
             (len(self.width_weights) not in (0, len(self.widths)), "width_weights needs a number for each of widths"),
             (min(self.width_weights, default=1) <= 0, f"width_weights must be positive: {list(self.width_weights)}"),
             (self.validate_every and not self.validation, "validate_every needs validation: the held-out pairs"),
@@ -145,7 +145,7 @@ class Recipe(Settings):
 
     @property
     def pages_per_row(self) -> int:
-        """How many pages each row of a batch has: its own and its hard negatives."""
+        """The number of pages per row: its own and its hard negatives."""
         return 1 + self.negatives
 
     @property
@@ -183,7 +183,7 @@ def read_recipe(name: str | Path, changes: list[str] | None = None) -> Recipe:
 
 
 def make_recipe(values: dict[str, Any]) -> Recipe:
-    """Make a recipe from a dictionary of its values."""
+    """Build a recipe from a dictionary of its values."""
     defaults = {field.name: field.default for field in fields(Recipe) if field.name not in ENCODING}
     typed = dict(values)
     for key, value in values.items():

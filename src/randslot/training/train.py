@@ -1,4 +1,4 @@
-"""Training: from a recipe to a folder with the model, its losses and the record of the run."""
+"""Train a model from a recipe; save it with its losses and the record of the run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ COLUMNS = ["step", "loss", "learning_rate", "grad_norm", "pages_per_second"]
 def train(recipe: Recipe | str | Path | dict[str, Any], *, resume: bool = False) -> RandSlotModel:
     """Train a model and save it in the recipe's output folder with recipe, versions, losses and model card.
 
-    `recipe` is a Recipe, a dictionary of its values, a recipe file, or the name of a shipped recipe. `resume` resumes
+    `recipe` is a Recipe, a dictionary of its values, a recipe file, or the name of a shipped recipe. `resume` continues
     from the last checkpoint of the same recipe. Under torchrun every process calls this.
     """
     if isinstance(recipe, dict):
@@ -64,9 +64,9 @@ def train(recipe: Recipe | str | Path | dict[str, Any], *, resume: bool = False)
     recipe = recipe if recipe.output else replace(recipe, output=f"runs/{recipe.slots}-{recipe.seed}")
     run = TrainingRun(recipe, resume)
     if resume and (run.folder / RUN).is_file():
-        run.console.print(f"{run.folder} is finished already")
+        run.console.print(f"{run.folder} is already finished")
         return load(run.folder)
-    return run.go()
+    return run.run()
 
 
 class TrainingRun:
@@ -85,16 +85,16 @@ class TrainingRun:
         self.rows: dict[str, int] = {}  # how many there are, for the record
         self.num_queries = 1  # of each page
         self.checkpoint = find_checkpoint(self.folder, self.world)
-        if self.rank != 0:  # the others may look when the first one has begun to write
+        if self.rank != 0:  # other processes may check after the first one has begun to write
             return
         backbone = Path(recipe.backbone)
         if recipe.backbone and backbone.is_dir() and backbone.resolve() == self.folder.resolve():
-            raise UsageError(f"output {self.folder} is the backbone's own folder: choose another output")
+            raise UsageError(f"output {self.folder} is the backbone's own folder. Choose another output.")
         if self.checkpoint is not None or (self.folder / RUN).is_file():
             before = asdict(read_recipe(self.folder / RECIPE))
             check_resumed(self.folder, before, asdict(recipe), resume, set(RUNTIME_KEYS))
 
-    def go(self) -> RandSlotModel:
+    def run(self) -> RandSlotModel:
         """Train and save the model."""
         verbosity = logging.get_verbosity()
         logging.set_verbosity_error()
@@ -102,12 +102,12 @@ class TrainingRun:
         try:
             return self._train()
         except RandSlotError as error:
-            # The error of a worker has its traceback as its message; the last line is ours.
+            # The message of a worker's error is its traceback; the last line is the error.
             raise type(error)(str(error).strip().splitlines()[-1].rpartition("RandSlotError: ")[2]) from error
         except torch.OutOfMemoryError as error:
             raise RandSlotError(
-                "the GPU has too little memory: set gradient_cache = true, then a smaller micro_batch or fewer "
-                "visual_tokens. randslot train RECIPE --dry-run computes the memory."
+                "out of GPU memory. Set gradient_cache = true, then a smaller micro_batch or fewer visual_tokens. "
+                "randslot train RECIPE --dry-run estimates the memory."
             ) from error
         except KeyboardInterrupt:
             if self.recipe.save_every:
@@ -150,11 +150,11 @@ class TrainingRun:
             more = ", ..." if len(bad) > 1 else ""
             self.console.print(f"skipped {len(bad)} of {len(pairs) + len(bad)} rows: {bad[0]}{more}")
         if recipe.keep_empty_queries:
-            self.console.print(f"{pairs.num_empty} of {len(pairs)} rows have an empty query; they are kept")
+            self.console.print(f"{pairs.num_empty} of {len(pairs)} rows have an empty query, and are kept")
         self.rows = {"pairs": len(pairs), "skipped_rows": len(bad), "empty_queries": pairs.num_empty}
-        self.num_queries = count_queries(pairs)  # unequal numbers would be compared with the wrong pages
+        self.num_queries = count_queries(pairs)  # with unequal numbers, queries would be scored against the wrong pages
         if len(pairs) < recipe.batch:
-            raise UsageError(f"{recipe.data} has {len(pairs)} good pairs, fewer than one batch of {recipe.batch}")
+            raise UsageError(f"{recipe.data} has {len(pairs)} valid pairs, fewer than one batch of {recipe.batch}")
         return pairs
 
     def _load(self, data: str, split: str, keep_empty: bool = False, negatives: int = 0) -> tuple[Pairs, list[str]]:
@@ -177,7 +177,7 @@ class TrainingRun:
         return MultiVectorInformationRetrievalEvaluator(*held_out(pairs), ndcg_at_k=[5], batch_size=8)
 
     def make_model(self) -> RandSlotModel:
-        """Make the untrained model: the same for every strategy under one seed."""
+        """Build the untrained model: the same weights for every strategy under one seed."""
         recipe = self.recipe
         options: dict[str, Any] = {
             "lora": recipe.adapter,
@@ -189,7 +189,9 @@ class TrainingRun:
         model = untrained(recipe.untrained, **options) if recipe.untrained else load(recipe.backbone, **options)
         full = model.encoder.full_width
         if recipe.widths and recipe.widths[-1] >= full:
-            raise UsageError(f"widths = {list(recipe.widths)}: they must be below {full}, which is trained anyway")
+            raise UsageError(
+                f"widths = {list(recipe.widths)} must be below the full width of {full}, which is always trained"
+            )
         model.encoder.settings = replace(model.settings, widths=recipe.widths)  # also if it starts from a trained model
         if recipe.page_texts and model.reads != "text":
             raise UsageError(f"page_texts needs a text model; a {model.family} model reads images")
@@ -214,7 +216,7 @@ class TrainingRun:
     def make_trainer(
         self, model: RandSlotModel, pairs: Pairs, evaluator: BaseEvaluator | None = None
     ) -> MultiVectorEncoderTrainer:
-        """Give model, pairs, loss and arguments to sentence-transformers' trainer."""
+        """Build sentence-transformers' trainer from model, pairs, loss and arguments."""
         recipe = self.recipe
         if recipe.gradient_checkpointing:
             model.backbone.checkpoint_layers()
@@ -225,7 +227,7 @@ class TrainingRun:
         read = self.frozen.read if self.frozen else model.preprocessor.open_page
         empty_query = model.encoder.tokenizer.pad_token if recipe.keep_empty_queries else ""
         opener = PageOpener(pairs, recipe.on_bad_row, self.folder / SKIPPED, read, empty_query, recipe.negatives)
-        # Workers send images in the type of the first layer.
+        # Workers send images in the dtype of the first layer.
         preprocessor = ColumnPreprocessor(replace(model.preprocessor, dtype=self.hardware.dtype), self.frozen)
         trainer = Trainer(
             model=model,
@@ -281,7 +283,7 @@ class TrainingRun:
 
 
 def write_record(folder: Path, model: RandSlotModel, values: dict[str, Any], options: str) -> None:
-    """Write run.json, and give it to the model with the file of its options: both are saved with it later."""
+    """Write run.json, and attach it and the options file to the model, which saves both."""
     record = {
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -295,7 +297,7 @@ def write_record(folder: Path, model: RandSlotModel, values: dict[str, Any], opt
 
 
 class Trainer(MultiVectorEncoderTrainer):
-    """sentence-transformers' trainer, whose validation does not change the random state of training."""
+    """sentence-transformers' trainer, but validation preserves the random state of training."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_available() else []):
@@ -306,7 +308,9 @@ class Trainer(MultiVectorEncoderTrainer):
 def make_arguments(recipe: Recipe, folder: Path, world: int, hardware: Hardware) -> MultiVectorEncoderTrainingArguments:
     """Turn a recipe into the trainer's arguments."""
     window = recipe.window if recipe.shuffle else 1
-    order = {"batch_sampler": partial(in_windows, window, recipe.seed)} if window else {}  # by default it shuffles all
+    order = (
+        {"batch_sampler": partial(in_windows, window, recipe.seed)} if window else {}
+    )  # by default the trainer shuffles all rows
     args = MultiVectorEncoderTrainingArguments(
         output_dir=str(folder / "checkpoints"),
         num_train_epochs=recipe.epochs,
@@ -316,7 +320,7 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, hardware: Hardware)
         dataloader_drop_last=True,
         dataloader_num_workers=recipe.workers,
         dataloader_prefetch_factor=PREFETCH if recipe.workers else None,
-        # Persistent workers would draw from the global generator once, but again after a resume: other slots.
+        # Persistent workers would draw from the global generator once, and again after a resume: different slots.
         dataloader_persistent_workers=False,
         optim=hardware.optimizer,
         learning_rate=recipe.learning_rate,
@@ -326,7 +330,7 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, hardware: Hardware)
         weight_decay=recipe.weight_decay,
         max_grad_norm=recipe.clip,
         lr_scheduler_type="cosine",
-        # Half the rate is left after a quarter of a period: T_max = twice the steps in PyTorch.
+        # The rate halves after a quarter of a period: PyTorch's T_max = twice the steps.
         lr_scheduler_kwargs={"num_cycles": math.acos(2 * recipe.rate_left - 1) / (2 * math.pi)},
         warmup_steps=recipe.warmup,
         bf16=hardware.precision == "bf16",
@@ -350,19 +354,19 @@ def make_arguments(recipe: Recipe, folder: Path, world: int, hardware: Hardware)
 
 
 class TrainingLog(TrainerCallback):
-    """Seeds each process, writes each loss to a CSV, shows progress, and stops at a loss that is not finite."""
+    """Seeds each process, logs losses to a CSV, shows progress, and stops at a non-finite loss."""
 
     def __init__(self, recipe: Recipe, file: Path, console: Console) -> None:
         self.recipe, self.file, self.console = recipe, file, console
         self.started, self.first_step = 0.0, 0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # The trainer seeds all processes alike: without this every process would draw the same slots. The model is
-        # made before this, so adapters start equal. A resumed run restores its random state after this.
+        # The trainer gives all processes the same seed, so they would draw the same slots. The model is built before
+        # this, so adapters start equal. A resumed run restores its random state after this.
         torch.manual_seed(self.recipe.seed + 1_000_003 * args.process_index)
         self.started, self.first_step = time.perf_counter(), state.global_step
         if args.process_index == 0:
-            # A killed run may have trained beyond its last checkpoint: those steps come again.
+            # A killed run may have trained beyond its last checkpoint: it repeats those steps.
             kept = [row for row in read_losses(self.file) if int(row["step"]) <= state.global_step]
             with self.file.open("w", newline="", encoding="utf-8") as file:
                 writer = csv.DictWriter(file, COLUMNS)
@@ -370,7 +374,7 @@ class TrainingLog(TrainerCallback):
                 writer.writerows(kept)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # No checkpoint after the last step: a run killed before it saves the model would take one step too many.
+        # No checkpoint after the last step: a run killed before saving the model would resume with one step too many.
         if state.global_step >= state.max_steps:
             control.should_save = False
 
@@ -408,12 +412,12 @@ def read_losses(file: Path) -> list[dict[str, str]]:
 
 
 def check_resumed(folder: Path, before: dict[str, Any], now: dict[str, Any], resume: bool, free: set[str]) -> None:
-    """Refuse to continue a run unasked, or with options that differ in more than the free ones."""
+    """Raise UsageError for a run without `resume`, or with changed options other than the free ones."""
     if not resume:
-        raise UsageError(f"{folder} already holds a run: add --resume, or choose another output")
+        raise UsageError(f"{folder} already holds a run. Add --resume, or choose another output.")
     for name in now.keys() - free:
         if (old := before.get(name)) != now[name]:
-            raise UsageError(f"{folder} holds a run with {name} = {old!r}, not {now[name]!r}: choose another output")
+            raise UsageError(f"{folder} holds a run with {name} = {old!r}, not {now[name]!r}. Choose another output.")
 
 
 def find_checkpoint(folder: Path, world: int) -> Path | None:

@@ -1,4 +1,4 @@
-"""The families of backbones, by the model type of transformers. To add one, write its class and name it here."""
+"""The families of backbones, by transformers model type. To add one, write its class and list it here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FAMILIES: dict[str, Family] = {}
 
 
 def add_family(family: Family) -> None:
-    """Add a family, also one that is defined outside of this package."""
+    """Register a family, such as one defined outside this package."""
     FAMILIES[family.model_type] = family
 
 

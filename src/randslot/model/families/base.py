@@ -1,4 +1,4 @@
-"""The interface of a family of backbones: everything that differs from one architecture to the next.
+"""The interface of a family of backbones: everything that differs between architectures.
 
 Shapes: B batch, L positions, D hidden dimension.
 """
@@ -42,13 +42,13 @@ class Family(ABC):
     lora_targets: a regular expression of the modules that the paper's adapter is on.
     special_tokens, end_token: for a tokenizer made in code, the padding token first.
     image_token: the token in the page prompt that visual tokens replace.
-    kernels: packages that make it fast on a GPU, by module; without them transformers falls back to plain torch.
-    spare_weights: prefixes of weights that are ignored.
+    kernels: packages of fast GPU kernels, by module; without them transformers falls back to plain torch.
+    spare_weights: prefixes of weights to ignore.
     vision_modules: the vision tower and its connector in the backbone. language_module: its language model; empty if
     the backbone is the language model. cache_keeps_gradients: whether gradients can flow through its cache.
-    guide: the guide that goes with an export. export_example: its Python code that makes `image` and `prompts`.
+    guide: the guide of an export. export_example: Python code in it that makes `image` and `prompts`.
 
-    `num_tokens` in its methods is the most tokens that a page may take: `visual_tokens` or `text_tokens`.
+    `num_tokens` in its methods is the maximum number of tokens per page: `visual_tokens` or `text_tokens`.
     """
 
     name: ClassVar[str]
@@ -79,7 +79,7 @@ class Family(ABC):
 
     def load_processors(self, source: Source) -> Processors:
         """Load tokenizer and image processor from a folder, without running code found there."""
-        need_file(source, "tokenizer_config.json")
+        require_file(source, "tokenizer_config.json")
         tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
         return Processors(tokenizer, self.load_image_processor(source))
 
@@ -88,11 +88,11 @@ class Family(ABC):
         return None
 
     def make_image_processor(self, shape: dict[str, Any]) -> Any:
-        """Make the image processor of a shape, if the family has one."""
+        """Build the image processor of a shape, if the family has one."""
         return None
 
     def make_config(self, shape: dict[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
-        """Make the configuration of a shape, for this tokenizer."""
+        """Build the configuration of a shape, for this tokenizer."""
         options = {"vocab_size": len(tokenizer), "bos_token_id": None, "eos_token_id": None}
         return AutoConfig.for_model(**(options | shape["config"]))
 
@@ -111,12 +111,12 @@ class Family(ABC):
         return 1
 
     def page_pixels(self, processors: Processors, num_tokens: int) -> int:
-        """Return the most pixels of a page image that the model uses; 0 if it reads text."""
+        """Return the maximum number of pixels that the model uses of a page image; 0 if it reads text."""
         return 0
 
     @abstractmethod
     def open_page(self, processors: Processors, page: Any, num_tokens: int) -> Image.Image | str:
-        """Open a page as an RGB image or a text, as `preprocess_pages` takes it."""
+        """Open a page as an RGB image or a text, for `preprocess_pages`."""
 
     @abstractmethod
     def preprocess_pages(self, processors: Processors, pages: Sequence[Any], num_tokens: int) -> Features:
@@ -144,11 +144,13 @@ class Family(ABC):
     # -- serving
 
     def make_full_model(self, config: PreTrainedConfig) -> PreTrainedModel:
-        """Return the whole model with a language head, as servers run it, for an export."""
-        raise UsageError(f"a {self.name} model cannot be exported: no known server gives the states of all its tokens")
+        """Build the full model with a language head, as servers run it, for an export."""
+        raise UsageError(
+            f"a {self.name} model cannot be exported: no known server returns the states of all its tokens"
+        )
 
     def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
-        """Write processors into an export, as a server reads them."""
+        """Write processors into an export, in the servers' format."""
         processors.save(folder)
 
     def image_limits(self, processors: Processors, visual_tokens: int) -> dict[str, int]:
@@ -174,13 +176,13 @@ class VisionFamily(Family):
 
     @abstractmethod
     def served_pixels(self, **limits: int) -> int:
-        """Return the most pixels of a page image that an exported model uses."""
+        """Return the maximum number of pixels that an exported model uses of a page image."""
 
     @abstractmethod
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
-        """Resize a page as the server of an exported model would, and count the tokens of its image there."""
+        """Resize a page as the server of an exported model would, and count its visual tokens."""
 
 
-def need_file(source: Source, *names: str) -> None:
-    """Refuse a folder that has none of these files, or an invalid one."""
+def require_file(source: Source, *names: str) -> None:
+    """Raise RandSlotError if a folder has none of these files, or an invalid one."""
     read_json(next((source.file(name) for name in names if source.file(name).is_file()), source.file(names[0])))

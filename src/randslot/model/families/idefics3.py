@@ -23,14 +23,14 @@ from ...pages import open_page
 from ..hub import Source
 from ..preprocessing import Features, Processors
 from ..readout import Content
-from .base import VisionFamily, VisionOutput, need_file
+from .base import VisionFamily, VisionOutput, require_file
 
 AROUND_TILES = "<fake_token_around_image>"
 MAX_SIDE = 6  # the tokenizer has names for tiles up to <row_6_col_6>
 
 
 class SmolVLM(VisionFamily):
-    """SmolVLM: the tiles of a page by rows, each after its name, and then the whole page in small."""
+    """SmolVLM: the tiles of a page row by row, each after its name, then a thumbnail of the page."""
 
     name = "smolvlm"
     model_type = "idefics3"
@@ -56,9 +56,9 @@ class SmolVLM(VisionFamily):
     # -- making a backbone
 
     def load_image_processor(self, source: Source) -> Any:
-        need_file(source, "preprocessor_config.json", "processor_config.json")
+        require_file(source, "preprocessor_config.json", "processor_config.json")
         processor = Idefics3ImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
-        if source.file("config.json").is_file():  # a saved adapter has none, but saved this number
+        if source.file("config.json").is_file():  # a saved adapter has no config.json, but this number
             config = AutoConfig.from_pretrained(source.folder, trust_remote_code=False, local_files_only=True)
             processor.tokens_per_tile = count_tokens(processor, config.vision_config.patch_size, config.scale_factor)
         assert hasattr(processor, "tokens_per_tile"), "it lacks config.json, which says how many tokens a tile takes"
@@ -102,11 +102,11 @@ class SmolVLM(VisionFamily):
         return features | {"pixel_values": images["pixel_values"], "num_tiles": torch.tensor(counts)}
 
     def join_pages(self, processors: Processors, parts: Sequence[Features]) -> Features:
-        most = max(part["pixel_values"].shape[1] for part in parts)
+        max_tiles = max(part["pixel_values"].shape[1] for part in parts)
         padded = []
         for part in parts:
             pixels = part["pixel_values"]  # (1, T, 3, height, width)
-            missing = most - pixels.shape[1]
+            missing = max_tiles - pixels.shape[1]
             padded.append({**part, "pixel_values": F.pad(pixels, (0, 0, 0, 0, 0, 0, 0, missing))})
         return super().join_pages(processors, padded)
 
@@ -115,7 +115,7 @@ class SmolVLM(VisionFamily):
     def run_vision(self, model: PreTrainedModel, features: Features) -> VisionOutput | None:
         if "pixel_values" not in features:
             return None
-        # Tiles are counted: transformers takes every tile of zeros for padding, but a blank tile may be all zeros too.
+        # Count tiles: transformers treats an all-zero tile as padding, but a blank tile may be all zeros too.
         pixels = features["pixel_values"]  # (B, T, 3, height, width)
         numbers = torch.arange(pixels.shape[1], device=pixels.device)
         tiles: Tensor = pixels[numbers < features["num_tiles"][:, None]]
@@ -135,7 +135,7 @@ class SmolVLM(VisionFamily):
     def write_processors(self, processors: Processors, folder: Path, visual_tokens: int) -> None:
         processors.image.size = {"longest_edge": longest_edge(processors.image, visual_tokens)}
         processors.save(folder)
-        # Without this number a server would expect 169 tokens per tile.
+        # Without this number, a server expects 169 tokens per tile.
         config = {"processor_class": "Idefics3Processor", "image_seq_len": processors.image.tokens_per_tile}
         write_json(folder / "processor_config.json", config)
 
@@ -152,7 +152,7 @@ class SmolVLM(VisionFamily):
         return limits["longest_edge"] ** 2
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
-        """Resize a page as the image processor would before it cuts tiles; count its tokens with names of tiles."""
+        """Resize a page as the image processor would before tiling; count its tokens, including tile names."""
         tile, tokens = limits["tile"], limits["tokens_per_tile"]
         processor = Idefics3ImageProcessorPil()
         pixels = processor.resize(np.asarray(image).transpose(2, 0, 1), SizeDict(longest_edge=limits["longest_edge"]))

@@ -21,7 +21,7 @@ from ...pages import limit_aspect, open_page
 from ..hub import Source
 from ..preprocessing import Features, Processors, Template
 from ..readout import Content
-from .base import VisionFamily, VisionOutput, need_file
+from .base import VisionFamily, VisionOutput, require_file
 
 MAX_ASPECT = 200  # the image processor refuses longer pages
 
@@ -57,7 +57,7 @@ class QwenVL(VisionFamily):
 
     def load_image_processor(self, source: Source) -> Any:
         # A processor saved as a whole keeps its image settings in processor_config.json.
-        need_file(source, "preprocessor_config.json", "processor_config.json")
+        require_file(source, "preprocessor_config.json", "processor_config.json")
         return Qwen2VLImageProcessorPil.from_pretrained(source.folder, local_files_only=True)
 
     def make_image_processor(self, shape: dict[str, Any]) -> Any:
@@ -108,7 +108,7 @@ class QwenVL(VisionFamily):
         return tuple(torch.cat(list(layer)) for layer in (output.pooler_output, *deeper))
 
     def read_content(self, model: PreTrainedModel, features: Features, vision: VisionOutput | None) -> Content:
-        # Positions are computed for every batch: given only embeddings, a Qwen model reuses those of its last image.
+        # Compute positions per batch: given only embeddings, a Qwen model reuses those of its last image.
         ids, mask_BL = features["input_ids"], features["attention_mask"]
         embeds_BLD = model.get_input_embeddings()(ids)
         if "image_grid_thw" not in features:
@@ -142,14 +142,14 @@ class QwenVL(VisionFamily):
         return limits["longest_edge"]
 
     def fit_page(self, image: Image.Image, **limits: int) -> tuple[Image.Image, int]:
-        """Resize a page as the image processor would, which then does not resize it again; count its visual tokens.
+        """Resize a page as the image processor would, so that it does not resize again; count its visual tokens.
 
-        limits: those of `image_limits`: the least and most pixels, and the side of a visual token as `factor`.
+        limits: from `image_limits`: the minimum and maximum pixels, and the side of a visual token as `factor`.
         """
-        factor, most = limits["factor"], limits["longest_edge"]
-        image = limit_aspect(image, min(MAX_ASPECT, most // factor**2))
-        height, width = smart_resize(image.height, image.width, factor, limits["shortest_edge"], most)
-        if max(height, width) <= MAX_ASPECT * min(height, width):  # rounding may exceed what the processor takes
+        factor, max_pixels = limits["factor"], limits["longest_edge"]
+        image = limit_aspect(image, min(MAX_ASPECT, max_pixels // factor**2))
+        height, width = smart_resize(image.height, image.width, factor, limits["shortest_edge"], max_pixels)
+        if max(height, width) <= MAX_ASPECT * min(height, width):  # rounding may exceed the processor's limit
             image = image.resize((width, height), Image.Resampling.BICUBIC)
         return image, height * width // factor**2
 
@@ -192,9 +192,9 @@ class Qwen35(QwenVL):
 
     name = "qwen3.5"
     model_type = "qwen3_5"
-    # In a DeltaNet layer `in_proj_qkv` makes query, key and value in one matrix, and `out_proj` plays the part of
+    # In a DeltaNet layer `in_proj_qkv` projects query, key and value in one matrix, and `out_proj` corresponds to
     # o_proj: these two get the adapter. The output gate (in_proj_z) and the write and forget gates (in_proj_b,
-    # in_proj_a) get none: the attention of the paper's backbones has nothing like them.
+    # in_proj_a) get none: they have no counterpart in the attention of the paper's backbones.
     lora_targets = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|in_proj_qkv|out_proj)"
     spare_weights = ("lm_head.", "mtp.")  # the head, and the multi-token prediction layer
     video_processor = "Qwen3VLVideoProcessor"
@@ -203,11 +203,11 @@ class Qwen35(QwenVL):
 
 
 def image_size(image_processor: Any, visual_tokens: int) -> dict[str, int]:
-    """Return the least and most pixels of a page, under the image processor's names."""
-    most = visual_tokens * (image_processor.patch_size * image_processor.merge_size) ** 2
+    """Return the minimum and maximum pixels of a page, under the image processor's names."""
+    max_pixels = visual_tokens * (image_processor.patch_size * image_processor.merge_size) ** 2
     # At most a quarter: the processor rounds small images up, and must stay within the limit.
-    least = min(image_processor.size["shortest_edge"], most // 4)
-    return {"shortest_edge": least, "longest_edge": most}
+    min_pixels = min(image_processor.size["shortest_edge"], max_pixels // 4)
+    return {"shortest_edge": min_pixels, "longest_edge": max_pixels}
 
 
 class LinearPatches(nn.Module):

@@ -1,4 +1,4 @@
-// Requests to the service, and the token that it may ask for.
+// Requests to the service, and its access token.
 
 import { $ } from "./dom.js";
 
@@ -15,7 +15,7 @@ export async function call(path, body, method) {
   return content;
 }
 
-let login = null; // one question, however many answers wait for it
+let login = null; // one login for all pending requests
 
 function askForToken() {
   login ??= new Promise((done) => {

@@ -1,4 +1,4 @@
-// Shows openapi.json: each endpoint with its parameters, its body, its answer, and a command that calls it.
+// Show openapi.json: each endpoint with its parameters, body, response, and an example command.
 
 import { make } from "./dom.js";
 

@@ -1,15 +1,15 @@
-// All documents: find, sort, open, and remove them, which can be undone for some seconds.
+// All documents: find, sort, open, and remove them, with undo.
 
 import { call } from "./api.js";
 import { $, day, label, make, name, place, plural, size, whenNear } from "./dom.js";
 import { at, go, href, lead } from "./route.js";
 
-const STEP = 100; // documents in one answer
+const STEP = 100; // documents per request
 const COLUMNS = { name: "Name", folder: "Folder", pages: "Pages", size: "Size", modified: "Changed" };
-const FALLING = ["pages", "size", "modified"]; // the largest and the latest first
+const FALLING = ["pages", "size", "modified"]; // sorted in descending order
 export const UNDO_SECONDS = 8;
 
-const leaving = new Map(); // ids of documents that are about to be removed -> their timers
+const leaving = new Map(); // ids of documents with a pending removal -> their timers
 let readOnly = true;
 let whenChanged = () => {};
 let asked = 0;
@@ -87,12 +87,12 @@ function row(document) {
   return made;
 }
 
-// -- removing. The request is sent when the time for undoing is over: if the browser closes before, nothing is removed.
+// -- removing. The request is sent when the undo time is over: if the browser closes before that, nothing is removed.
 
 function removeButton(document, made) {
   const button = make("button", { type: "button", ariaLabel: `Remove ${label(document)}`, title: "Remove from the library", textContent: "×" });
   button.addEventListener("click", (event) => {
-    if (event.detail > 1) return; // the second click of a double click falls on the row that has moved up
+    if (event.detail > 1) return; // ignore the second click of a double click: it hits the row that moved up
     made.hidden = true;
     offerUndo(document, made);
   });
@@ -101,7 +101,7 @@ function removeButton(document, made) {
 
 function offerUndo(document, made) {
   const undo = make("button", { type: "button", textContent: "Undo" });
-  const text = document.uploaded ? " is being removed; it was uploaded, so its file will be deleted." : " is being removed from the library; its file stays where it is.";
+  const text = document.uploaded ? " is being removed; its uploaded file will be deleted." : " is being removed from the library; its file is kept.";
   const toast = make("li", {}, make("span", {}, name(document.name), ...place(document), text), undo);
   undo.addEventListener("click", () => {
     clearTimeout(leaving.get(document.id));
@@ -122,7 +122,7 @@ async function remove(document, made, toast) {
   } catch (error) {
     leaving.delete(document.id);
     made.hidden = false;
-    toast.textContent = `${document.name} could not be removed: ${error.message}`;
+    toast.textContent = `Cannot remove ${document.name}: ${error.message}`;
     toast.className = "bad";
     setTimeout(() => toast.remove(), UNDO_SECONDS * 1000);
     return;
@@ -132,7 +132,7 @@ async function remove(document, made, toast) {
   whenChanged();
 }
 
-// -- uploads that failed
+// -- failed uploads
 
 export async function showFailures() {
   if (readOnly) return;
@@ -143,7 +143,7 @@ export async function showFailures() {
     make("li", {}, name(upload.name), make("span", { className: "bad", textContent: upload.error }))));
 }
 
-// -- what people do
+// -- events
 
 let typing = 0;
 $("find").addEventListener("input", () => {

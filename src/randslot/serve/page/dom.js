@@ -1,7 +1,7 @@
-// Elements and words. Names and texts go in as text, never as HTML.
+// Elements and words. Names and texts are inserted as text, never as HTML.
 
-const SHORT = 16; // characters of a name that always fit
-const TAIL = 10; // characters at the end of a longer one that are never cut
+const SHORT = 16; // maximum length of a name that always fits
+const TAIL = 10; // characters at the end of a longer name that are never cut
 
 export const $ = (id) => document.getElementById(id);
 
@@ -31,25 +31,25 @@ export function size(bytes) {
 
 export const day = (time) => new Date(time).toLocaleDateString(undefined, { year: "numeric", month: "short", day: "numeric" });
 
-// A name that is cut in the middle where it does not fit: its end tells versions and kinds apart. Screen readers hear
-// it as a whole.
+// A name that is truncated in the middle if it does not fit: its end tells versions and kinds apart. Screen readers get
+// the full name.
 export function name(text) {
   const characters = [...text];
   let end = characters.length > SHORT ? characters.length - TAIL : characters.length;
-  while (end < characters.length && characters[end] === " ") end++; // the dots stand before a letter
+  while (end < characters.length && characters[end] === " ") end++; // put the ellipsis before a letter
   return make("span", { className: "name", title: text },
     make("span", { className: "unseen", textContent: text }),
     make("span", { ariaHidden: "true", textContent: characters.slice(0, end).join("") }),
     make("span", { ariaHidden: "true", textContent: characters.slice(end).join("") }));
 }
 
-// The folder of a document whose name others have too, as little of it as tells them apart; nothing for other names.
+// The shortest folder path that distinguishes documents of the same name; empty for unique names.
 export const place = (document) => document.place ? [make("span", { className: "place", textContent: ` in ${document.place}` })] : [];
 
-// A document in words, for links and labels.
+// The label of a document.
 export const label = (document) => document.name + (document.place ? ` in ${document.place}` : "");
 
-// A text with some parts of it marked; begins and ends count characters as Python does.
+// A text with marked ranges; offsets count code points, as in Python.
 export function marked(text, marks) {
   const characters = [...text];
   const part = (begin, end) => characters.slice(begin, end).join("");
@@ -62,7 +62,7 @@ export function marked(text, marks) {
   return [...pieces, part(place)];
 }
 
-// Words that stand side by side are one mark.
+// Merge the marks of adjacent words.
 export function join(boxes) {
   const joined = [];
   for (const [left, top, right, bottom] of boxes) {
@@ -82,7 +82,7 @@ export function box([left, top, right, bottom]) {
   return made;
 }
 
-// Calls a function when nobody has called for some milliseconds.
+// Debounce a function by some milliseconds.
 export function rested(milliseconds, act) {
   let timer = 0;
   const later = (...given) => { clearTimeout(timer); timer = setTimeout(() => act(...given), milliseconds); };
@@ -90,7 +90,7 @@ export function rested(milliseconds, act) {
   return later;
 }
 
-// What this browser keeps for itself: nothing of it is sent anywhere.
+// Local storage: nothing in it is sent anywhere.
 export function kept(key, usual) {
   try { return JSON.parse(localStorage.getItem(`randslot.${key}`)) ?? usual; } catch { return usual; }
 }
@@ -101,13 +101,13 @@ export function keep(key, value) {
 
 export const image = (document, page, size) => `/api/documents/${document.id}/pages/${page}/image?size=${size}`;
 
-// A part of a page, given by left, top, right and bottom in fractions of it, for a place of some width on the screen.
+// The URL of a crop of a page: left, top, right and bottom as fractions, for a width on the screen.
 export function part(document, page, [left, top, right, bottom], width) {
   const asked = { left: left.toFixed(3), top: top.toFixed(3), right: right.toFixed(3), bottom: bottom.toFixed(3), width: Math.round(width * Math.min(devicePixelRatio, 2)) };
   return `/api/documents/${document.id}/pages/${page}/crop?${new URLSearchParams(asked)}`;
 }
 
-// Calls a function when an element comes near the screen, again as long as it is there, and when its button is pressed.
+// Call a function while an element is near the viewport, and when its button is pressed.
 export function whenNear(element, load) {
   const observer = new IntersectionObserver(async (seen) => {
     if (!seen[0].isIntersecting) return;

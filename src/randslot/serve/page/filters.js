@@ -1,22 +1,22 @@
-// What a search is limited to: documents by name, folder, year, kind, language, date and metadata; and what it compares.
+// Filters of a search: documents by name, folder, year, kind, language, date and metadata; and whether it uses words, meaning or both.
 
 import { call } from "./api.js";
 import { $, make, plural } from "./dom.js";
 import { at, go, href, lead } from "./route.js";
 
 const NAMES = 12; // suggestions
-const FEW = 6; // values of a facet that are shown at first
+const FEW = 6; // values of a facet to show at first
 const CHANGED = { "7d": "Past 7 days", "30d": "Past 30 days", "365d": "Past 12 months" };
 const BY = { both: "Words and meaning", words: "Words only", vectors: "Meaning only" };
 const KINDS = { pdf: "PDF", document: "Document", slides: "Slides", sheet: "Sheet", text: "Text", web: "Web page", mail: "Mail", book: "Book", image: "Image" };
 const OWN = ["in", "folder", "year", "type", "language", "when"];
 
 let known = null; // the status of the library
-const unfolded = new Set(); // facets of which all values are shown
+const unfolded = new Set(); // expanded facets
 
 export const names = () => [...at().keys()].filter((key) => OWN.includes(key) || key.startsWith("m."));
 
-// The filters of the address as the API takes them.
+// The filters in the URL as an API request.
 export function chosen() {
   const now = at();
   const body = {};
@@ -27,10 +27,10 @@ export function chosen() {
   return body;
 }
 
-// What limits a search to one document: its folder too, if others have its name.
+// The filter for one document: with its folder if others have the same name.
 export const only = ({ name, place, folder }) => ({ in: name, ...(place && folder && { folder }) });
 
-// -- facets: the values that documents have, with how many there are
+// -- facets: the values of documents, with counts
 
 let asked = 0;
 
@@ -57,7 +57,7 @@ function facet(key, title, values, texts = {}, order = (one, other) => other[1] 
   const now = at().get(key) ?? (key === "by" ? known.by : "");
   if (now && !(now in values)) values = { ...values, [now]: 0 };
   const all = Object.entries(values).sort(order);
-  const isSame = all.length === 1 && all[0][1] >= known.documents; // tells nothing apart
+  const isSame = all.length === 1 && all[0][1] >= known.documents; // filters nothing
   if ((!all.length || isSame) && !at().has(key)) return null;
   const shown = unfolded.has(key) ? all : all.filter(([value], i) => i < FEW || value === now);
   const items = shown.map(([value, count]) => make("li", {}, option(key, value, count, texts[value] ?? value, value === now)));
@@ -94,7 +94,7 @@ $("open-filters").addEventListener("click", () => {
 });
 $("clear").addEventListener("click", () => { $("source").value = ""; clear(); });
 
-// -- names that complete themselves
+// -- autocompletion of names
 
 let naming = 0;
 let typing = 0;
@@ -113,7 +113,7 @@ async function suggest() {
   });
   const rest = total - documents.length;
   if (rest > 0) options.push(make("li", { className: "rest", role: "presentation", textContent: `and ${plural(rest, "more document")}` }));
-  if (!total) options.push(make("li", { className: "rest", role: "presentation", textContent: "No document has this in its name" }));
+  if (!total) options.push(make("li", { className: "rest", role: "presentation", textContent: "No document name matches" }));
   $("names").replaceChildren(...options);
   expand(true);
 }
@@ -166,7 +166,7 @@ $("source").addEventListener("keydown", (event) => {
     go({ in: $("source").value.trim(), open: "" });
   }
 });
-$("names").addEventListener("pointerdown", (event) => { // before the field loses the focus, which closes the list
+$("names").addEventListener("pointerdown", (event) => { // before the field loses focus, which closes the list
   event.preventDefault();
   const option = event.target.closest("[role=option]");
   if (option) choose(option);

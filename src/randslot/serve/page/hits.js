@@ -1,20 +1,20 @@
-// How hits look: the part of the page around the match, the text with its words marked, one entry for each document.
+// Show hits: the part of the page around the match, the text with marked words, one entry per document.
 
 import { call } from "./api.js";
 import { $, box, image, join, label, make, marked, name, part, plural } from "./dom.js";
 import { href, lead } from "./route.js";
 
-const SPAN = 0.56; // of the width of a page that an excerpt shows, so that its text can be read
-const MARGIN = 0.06; // of the width of a page that is empty at its sides
-const REACH = 0.14; // of the height of a page above and below the match: more than is seen, as its shape is not known
-const WIDTH = 416; // of an excerpt, in pixels of the screen
-const COPIES = 3; // that are named
+const SPAN = 0.56; // share of the page width in an excerpt, so that its text is legible
+const MARGIN = 0.06; // share of the page width that is margin
+const REACH = 0.14; // share of the page height above and below the match: more than is visible, as the aspect ratio is unknown
+const WIDTH = 416; // of an excerpt, in CSS pixels
+const COPIES = 3; // copies to list
 
 export const spot = (document, page) => `${document.id}:${page}`;
 
-const pictures = new Map(); // address -> its picture: one that stays is not loaded again
+const pictures = new Map(); // URL -> image, to reuse loaded images
 
-const sheets = new Map(); // pages that are shown -> their excerpts, which stay until those of the next search are there
+const sheets = new Map(); // visible pages -> their excerpts, kept until those of the next search are loaded
 
 export function forget() {
   for (const [place, sheet] of sheets) if (!sheet.isConnected) sheets.delete(place);
@@ -25,7 +25,7 @@ export function forget() {
   }
 }
 
-// A browser has six connections to a service: pictures that nobody waits for any more must not hold up a search.
+// A browser opens six connections per server: abort images that are no longer needed, so that they do not delay a search.
 export function stop(picture) {
   if (!picture.complete) picture.removeAttribute("src");
 }
@@ -35,13 +35,13 @@ function picture(address) {
   return pictures.get(address);
 }
 
-let asked = {}; // the query whose words are marked
+let asked = {}; // the query whose words to mark
 
 export const ask = (query) => { asked = query; };
 
-// -- the part of a page around its best match, once it comes near the screen
+// -- the part of a page around its best match, loaded near the viewport
 
-// What to look at first: the best match; of a passage, the beginning of a line near its head.
+// Where to center: the best match; for a passage, the start of a line near its top.
 function target(hit) {
   const line = hit.passage[Math.floor(hit.passage.length / 8)];
   return hit.best ?? (line ? [line[0], line[1], Math.min(line[2], line[0] + SPAN / 2), line[3]] : null);
@@ -49,23 +49,23 @@ function target(hit) {
 
 function frame(hit) {
   const seen = target(hit);
-  if (!seen) return [MARGIN, 0, 1 - MARGIN, 2 * REACH]; // the head of the page
+  if (!seen) return [MARGIN, 0, 1 - MARGIN, 2 * REACH]; // the top of the page
   const y = (seen[1] + seen[3]) / 2;
   const near = [...hit.boxes, ...hit.passage].filter((one) => Math.abs((one[1] + one[3]) / 2 - y) < REACH / 3);
-  const first = Math.min(seen[0], ...near.map((one) => one[0])) - 0.1; // where the marks around it begin
+  const first = Math.min(seen[0], ...near.map((one) => one[0])) - 0.1; // the left edge of nearby marks
   const left = Math.max(Math.min(first, 1 - MARGIN - SPAN), Math.min(seen[2] + 0.03, 1) - SPAN, 0);
   const top = Math.min(Math.max(y - REACH, 0), 1 - 2 * REACH);
   return [left, top, left + SPAN, top + 2 * REACH];
 }
 
-// Where a box of the page is in a frame of it.
+// Convert a box from page to frame coordinates.
 const within = ([left, top, right, bottom], of) => {
   const [width, height] = [of[2] - of[0], of[3] - of[1]];
   return [(left - of[0]) / width, (top - of[1]) / height, (right - of[0]) / width, (bottom - of[1]) / height];
 };
 const isSeen = ([left, top, right, bottom]) => right > 0 && left < 1 && bottom > 0 && top < 1;
 
-const waiting = new WeakMap(); // places for excerpts -> what fills them
+const waiting = new WeakMap(); // placeholders of excerpts -> functions that fill them
 const near = new IntersectionObserver((seen) => {
   for (const { target } of seen.filter((one) => one.isIntersecting)) {
     near.unobserve(target);
@@ -81,7 +81,7 @@ function excerpt(hit) {
   waiting.set(view, async () => {
     const { boxes, best, passage } = hit.snippet ? await call("/api/words", wanted).catch(() => hit) : hit;
     Object.assign(hit, { boxes, best, passage });
-    if (view.isConnected) fill(view, hit); // else it would take its picture from a later search
+    if (view.isConnected) fill(view, hit); // else it would use an image of a later search
   });
   near.observe(view);
   return view;
@@ -96,7 +96,7 @@ function fill(view, hit) {
   sheet.classList.toggle("meant", !hit.boxes.length);
   const seen = target(hit);
   const middle = seen ? within(seen, shown) : [0, 0, 0, 0];
-  const settle = () => { // the match comes to the middle, as far as the picture goes
+  const settle = () => { // center the match, within the image
     const height = (shot.naturalHeight / shot.naturalWidth) * view.clientWidth;
     const offset = ((middle[1] + middle[3]) / 2) * height - view.clientHeight / 2;
     sheet.style.top = `${-Math.max(Math.min(offset, height - view.clientHeight), 0)}px`;
@@ -112,7 +112,7 @@ function fill(view, hit) {
 
 function lose(view) {
   view.classList.add("lost");
-  view.replaceChildren(make("span", { textContent: "No picture: the file is gone or has changed" }));
+  view.replaceChildren(make("span", { textContent: "No image: the file was deleted or has changed" }));
   return view;
 }
 
@@ -139,7 +139,7 @@ export function show(hit) {
   return make("li", {}, excerpt(hit), text);
 }
 
-// The other hits of a document, behind a button below its first one.
+// The other hits of a document, behind a button below the first.
 export function showOthers(element, hits) {
   const before = element.querySelector(".others");
   const isOpen = before?.querySelector("button").ariaExpanded === "true";
@@ -170,7 +170,7 @@ function showCopies(copies) {
   return make("p", { className: "twins" }, `and ${plural(copies.length, "identical page")} in `, ...links, ...rest);
 }
 
-// -- a page as a whole, small: for documents, and for pages like another
+// -- thumbnails of pages: for documents, and for similar pages
 
 export function cover(document, page = 1) {
   const shot = make("img", { src: image(document, page, "small"), alt: "", loading: "lazy" });

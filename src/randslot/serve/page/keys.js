@@ -1,4 +1,4 @@
-// Keys: those of the list of hits, and the table of all.
+// Keyboard shortcuts: those of the list of hits, and the help table.
 
 import { $, make } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The words of a page over its picture: to select, to copy, and to cite.
+// The text layer over a page image: to select, copy, and cite.
 
 import { call } from "./api.js";
 import { $, label, make } from "./dom.js";
@@ -11,7 +11,7 @@ export function clearLayer() {
   $("layer").replaceChildren();
 }
 
-// Each word is as wide and as high as on the picture, whatever its font.
+// Scale each word to its width and height in the image, whatever its font.
 export async function showLayer(document, page) {
   const number = ++asked;
   const { lines } = await call(`/api/documents/${document.id}/pages/${page}/words`);
@@ -25,7 +25,7 @@ export async function showLayer(document, page) {
 }
 
 function place({ text, left, top, right, bottom }, shape) {
-  const height = bottom - top; // of the page's height, as font sizes are
+  const height = bottom - top; // as a share of the page height, like font sizes
   const stretch = ((right - left) * shape) / ((pen.measureText(text).width / 100) * height || 1);
   const made = make("span", { textContent: `${text} ` });
   Object.assign(made.style, { left: `${100 * left}%`, top: `${100 * top}%`, fontSize: `${100 * height}cqh`, transform: `scaleX(${stretch.toFixed(4)})` });
@@ -34,7 +34,7 @@ function place({ text, left, top, right, bottom }, shape) {
 
 export const selected = () => String(getSelection()).replace(/[ \t]+\n/g, "\n").replace(/ {2,}/g, " ").trim();
 
-$("layer").addEventListener("copy", (event) => { // without the spaces that keep the words apart
+$("layer").addEventListener("copy", (event) => { // without the spaces that separate the words
   event.preventDefault();
   event.clipboardData.setData("text/plain", selected());
 });
@@ -47,7 +47,7 @@ export async function cite(document, page) {
   const cited = text ? `“${text}” (${source})` : source;
   try {
     await navigator.clipboard.writeText(cited);
-  } catch { // not over plain HTTP from another machine
+  } catch { // the clipboard API needs HTTPS or localhost
     const field = make("textarea", { value: cited, className: "unseen" });
     $("viewer").append(field);
     field.select();

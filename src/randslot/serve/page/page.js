@@ -1,4 +1,4 @@
-// The page: which view is shown, what is known of the library, and what follows from what.
+// The page: switch views, load the status of the library, and connect the modules.
 
 import { call } from "./api.js";
 import { $, plural, sentence } from "./dom.js";
@@ -10,7 +10,7 @@ import * as search from "./search.js";
 import * as uploads from "./uploads.js";
 import * as viewer from "./viewer.js";
 
-let shown = null; // the part of the address that the view behind the open page comes from
+let shown = null; // the URL parameters of the view behind the open page
 
 async function about() {
   const status = await call("/api/status");
@@ -26,7 +26,7 @@ async function about() {
   filters.know(status);
 }
 
-// Something was added or removed: what is typed and what is found stay, lists are read again.
+// After documents were added or removed: reload lists, but keep the query and the hits.
 async function changed() {
   await about();
   filters.offer().catch(() => {});
@@ -36,7 +36,7 @@ async function changed() {
 
 async function show() {
   const bad = dropBad();
-  ignore(bad.length ? `Ignored in the address: ${bad.join(", ")}` : "");
+  ignore(bad.length ? `Ignored in the URL: ${bad.join(", ")}` : "");
   const now = at();
   const view = now.get("view") === "documents" ? "documents" : "search";
   now.delete("open");
@@ -44,7 +44,7 @@ async function show() {
   shown = now.toString();
   try {
     const isDrawn = before === shown ? null : showView(view, new URLSearchParams(before ?? ""));
-    if (!now.get("q")) await openPage(); // else its marks and its place wait for the hits
+    if (!now.get("q")) await openPage(); // else its marks and its rank wait for the hits
     await isDrawn;
     if (now.get("q")) await openPage();
   } catch (error) {
@@ -63,7 +63,7 @@ async function openPage() {
     await viewer.open();
   } catch (error) {
     if ($("viewer").open) return viewer.tell(error.message);
-    ignore(`The page cannot be opened: ${error.message}`);
+    ignore(`Cannot open the page: ${error.message}`);
   }
 }
 
@@ -73,9 +73,9 @@ async function showView(view, before) {
   for (const one of ["search", "documents"]) {
     one === view ? $(`to-${one}`).setAttribute("aria-current", "page") : $(`to-${one}`).removeAttribute("aria-current");
   }
-  if (view === "documents") await known; // whether they can be removed
+  if (view === "documents") await known; // to know whether documents can be removed
   if (view === "documents") return Promise.all([documents.showDocuments(), before.get("view") === view || documents.showFailures()]);
-  if ($("query").value.trim() !== (at().get("q") ?? "")) $("query").value = at().get("q") ?? ""; // keeps a space while one types
+  if ($("query").value.trim() !== (at().get("q") ?? "")) $("query").value = at().get("q") ?? ""; // keep trailing spaces while typing
   filters.showFilters();
   known.then(filters.offer).catch(() => {});
   return search.search();

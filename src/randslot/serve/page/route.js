@@ -1,5 +1,5 @@
-// What the address says: ?q=query&in=name&folder=...&year=...&type=...&language=...&when=...&m.KEY=VALUE&by=...&sort=date
-// &verbatim=1&open=document:page, or ?view=documents. What has no meaning is taken out, and named.
+// The URL: ?q=query&in=name&folder=...&year=...&type=...&language=...&when=...&m.KEY=VALUE&by=...&sort=date
+// &verbatim=1&open=document:page, or ?view=documents. Invalid parameters are removed and reported.
 
 const MEANT = {
   by: /^(words|vectors|both)$/, when: /^(7|30|365)d$/, year: /^\d{4}$/, verbatim: /^1$/, view: /^documents$/,
@@ -12,7 +12,7 @@ export const at = () => new URLSearchParams(location.search);
 export const onMove = (listener) => listeners.push(listener);
 export const moved = () => Promise.all(listeners.map((listener) => listener()));
 
-// Take parameters that mean nothing out of the address, and return them.
+// Remove invalid parameters from the URL, and return them.
 export function dropBad() {
   const bad = [...at()].filter(([name, value]) => MEANT[name] && !MEANT[name].test(value));
   if (bad.length) history.replaceState(null, "", href(Object.fromEntries(bad.map(([name]) => [name, ""]))));
@@ -31,7 +31,7 @@ export function go(changes, replace = false) {
   return moved();
 }
 
-// A link that moves within the page, unless it is to open elsewhere.
+// Handle links within the page, unless they open in a new tab or window.
 export function lead(link, changes) {
   link.addEventListener("click", (event) => {
     if (event.ctrlKey || event.metaKey || event.shiftKey) return;

@@ -1,4 +1,4 @@
-// A search, as one types: old hits stay until new ones are there, more of them come as one scrolls.
+// Search as you type: old hits stay until new ones arrive; scrolling loads more.
 
 import { call } from "./api.js";
 import { $, make, plural, rested, sentence, whenNear } from "./dom.js";
@@ -7,29 +7,29 @@ import * as hits from "./hits.js";
 import { at, go, href, lead } from "./route.js";
 import { hide, remember, showSaved, suggest } from "./suggest.js";
 
-const REST = 150; // milliseconds without a key before a search begins
-const THINK = 700; // before a search by meaning, which takes longer, follows one by words
-const PATIENCE = 500; // before the page says that it is searching
-const STEP = 20; // hits in one answer
-const MOST = 100; // hits that are sorted by date
-const DEEPEST = 420; // hits that are shown at most; the API passes over no more than 400
-const FIRST = 24; // documents that are shown before a search
+const REST = 150; // debounce in milliseconds before a search
+const THINK = 700; // debounce before the slower search by meaning follows one by words
+const PATIENCE = 500; // delay before showing that a search is running
+const STEP = 20; // hits per request
+const MOST = 100; // maximum number of hits to sort by date
+const DEEPEST = 420; // maximum number of hits to show; the API skips at most 400
+const FIRST = 24; // documents to show before a search
 
-export const found = []; // the hits that are shown, in their order: {document, page, ...}
-export let corrected = null; // the query that was searched for, if words of the given one were corrected
+export const found = []; // the visible hits, in order: {document, page, ...}
+export let corrected = null; // the corrected query, if the spelling was corrected
 let learn;
-let known = new Promise((done) => { learn = done; }); // the status of the library, once it is there
-let by = null; // what searches of this library compare
-let asked = 0; // answers to older searches are dropped
+let known = new Promise((done) => { learn = done; }); // the status of the library, once loaded
+let by = null; // the default search mode of this library
+let asked = 0; // the latest request; responses to older ones are dropped
 let loading = false;
-let complete = true; // nothing more can come
-let grew = true; // the last answer had documents that were not there before
-let passed = 0; // hits that have come
-let unknown = []; // words of the query that no page has
-let options = {}; // of the search whose hits are shown
+let complete = true; // there are no more hits
+let grew = true; // the last response had new documents
+let passed = 0; // hits received
+let unknown = []; // query words that are on no page
+let options = {}; // of the visible search
 let groups = new Map(); // document id -> {element, hits}, in the order of their best hits
-let places = new Map(); // pages -> the hits that they are
-let isTyped = false; // the search is of what is being typed
+let places = new Map(); // pages -> their hits
+let isTyped = false; // the search was started by typing, not submitted
 
 export function say(text, bad = false) {
   $("message").textContent = text;
@@ -42,13 +42,13 @@ export function know(status) {
   known = Promise.resolve(status);
 }
 
-// The hit that a page is, and its place among those that are shown; a copy has the place of the first.
+// The hit of a page, and its index among the visible hits; copies share the index of the first.
 export function find(document, page) {
   const hit = places.get(hits.spot(document, page)) ?? null;
   return { hit, rank: hit ? found.indexOf(hit.first ?? hit) : -1 };
 }
 
-// -- a search, or what there is before one
+// -- searching, and the start view
 
 export async function search() {
   const number = ++asked;
@@ -67,7 +67,7 @@ export async function search() {
   if (at().get("by")) wanted.by = at().get("by");
   if (at().get("verbatim")) wanted.verbatim = true;
   if (typed) Object.assign(wanted, { prefix: !/\s$/.test($("query").value) }, (wanted.by ?? by) === "both" && { by: "words" });
-  if (typed && (wanted.by ?? by) === "vectors") return clearTimeout(waiting); // follows when one rests
+  if (typed && (wanted.by ?? by) === "vectors") return clearTimeout(waiting); // runs after a pause
   try {
     await begin(number, wanted, typed);
   } finally {
@@ -87,7 +87,7 @@ async function begin(number, wanted, typed) {
     throw error;
   }
   if (number !== asked) return;
-  if (typed && !answer.hits.length) return search(); // corrects words, and compares by meaning
+  if (typed && !answer.hits.length) return search(); // with spelling correction and meaning
   reset();
   options = wanted;
   hits.ask({ query: answer.corrected ?? wanted.query, prefix: Boolean(wanted.prefix) });
@@ -153,7 +153,7 @@ async function take(answer, step) {
   found.splice(0, Infinity, ...[...groups.values()].flatMap((group) => group.hits));
   if (groups.size === 1 && found.length > 1) $("hits").replaceChildren(...found.map(hits.show)); // nothing to group
   else if (before === 1) {
-    for (const group of groups.values()) group.element = hits.show(group.hits[0]); // the others have given away their pictures
+    for (const group of groups.values()) group.element = hits.show(group.hits[0]); // the other groups gave away their images
     $("hits").replaceChildren(...[...groups.values()].map(({ element }) => element));
   }
   if (groups.size > 1) for (const { element, hits: own } of groups.values()) if (own.length > 1) hits.showOthers(element, own.slice(1));
@@ -164,7 +164,7 @@ async function take(answer, step) {
 
 function add(hit, rank) {
   const place = hits.spot(hit.document, hit.page);
-  if (places.has(place)) return; // ranks may move as one looks further down
+  if (places.has(place)) return; // ranks may change between requests
   hit.rank = rank;
   places.set(place, hit);
   for (const copy of hit.copies) places.set(hits.spot(copy.document, copy.page), { ...hit, ...copy, first: hit });
@@ -175,17 +175,17 @@ function add(hit, rank) {
   $("hits").append(element);
 }
 
-// How many hits there are, as far as they have come.
+// The number of hits so far.
 export const total = () => `${found.length}${complete ? "" : "+"}`;
 
-// Called by the viewer at the end of what is shown.
+// Load more hits for the viewer.
 export async function loadMore() {
   const before = found.length;
   await load();
   return found.length > before;
 }
 
-// -- what is said about the hits
+// -- messages about the hits
 
 async function tell(cut) {
   const query = at().get("q");
@@ -212,7 +212,7 @@ function showEmpty(title, ...parts) {
   $("empty").hidden = false;
 }
 
-// A search that failed can be tried again.
+// Offer to retry a failed search.
 export function fail(error) {
   say(sentence(error.message), true);
   if ($("hits").childElementCount) return;
@@ -227,7 +227,7 @@ const code = (text) => make("code", { textContent: text });
 async function explainEmpty() {
   say("The library is empty.");
   const status = await known;
-  const index = paragraph(status.read_only ? "Fill it with " : "Or fill it from a folder with ", code("randslot index FOLDER"), ".");
+  const index = paragraph(status.read_only ? "Add documents with " : "Or add a folder with ", code("randslot index FOLDER"), ".");
   if (status.read_only) return showEmpty("Nothing to search yet", index);
   const choose = make("button", { type: "button", className: "main", textContent: "Choose files" });
   choose.addEventListener("click", () => $("files").click());
@@ -249,17 +249,17 @@ async function explainNothing() {
       paragraph("All pages are scans or images, so keyword search cannot find them."),
       paragraph("OCR reads them: ", code('pip install "randslot[ocr]"'), ", then ", code("randslot library words"), "."));
   }
-  const tips = [...(unknown.length ? [`${showUnknown()}: is it spelled right?`] : []), "Try fewer or other words."];
-  if (/["“”„«»]/.test(query)) tips.push("Leave out the quotes: they ask for exactly these words in this order.");
-  if (/(^|\s)-\p{L}/u.test(query)) tips.push("Leave out words with a minus before them: pages with those are not shown.");
+  const tips = [...(unknown.length ? [`${showUnknown()}. Check the spelling.`] : []), "Try fewer or other words."];
+  if (/["“”„«»]/.test(query)) tips.push("Remove the quotes: they match only these exact words in this order.");
+  if (/(^|\s)-\p{L}/u.test(query)) tips.push("Remove words with a minus: they exclude pages.");
   const wordless = status.pages - status.pages_with_text;
-  if (wordless) tips.push(`${plural(wordless, "page")} of this library ${wordless === 1 ? "has" : "have"} no text that could be found.`);
+  if (wordless) tips.push(`${plural(wordless, "page")} of this library ${wordless === 1 ? "has" : "have"} no searchable text.`);
   showEmpty("Nothing found", make("ul", {}, ...tips.map((tip) => make("li", { textContent: tip }))));
 }
 
-// -- what people do
+// -- events
 
-let isNew = true; // the next key begins a search that one can go back from
+let isNew = true; // the next keystroke adds a history entry
 const finish = rested(THINK, () => { if (by !== "words" && at().get("q") === $("query").value.trim()) search().catch(fail); });
 const typed = rested(REST, () => {
   const query = $("query").value.trim();

@@ -1,14 +1,14 @@
-// All pages of the open document, small, with those marked that have matches; and its outline.
+// Thumbnails of all pages of the open document, with matches marked; and its outline.
 
 import { call } from "./api.js";
 import { $, image, make } from "./dom.js";
 import { go } from "./route.js";
 
-const MOST = 100; // pages with matches that are marked
+const MOST = 100; // maximum number of pages with matches to mark
 
-let shown = null; // id of the document
+let shown = null; // ID of the document
 let asked = 0;
-export let matches = []; // pages of the document that have matches, in order
+export let matches = []; // pages of the document with matches, in order
 
 const button = (page) => $("pages").children[page - 1]?.firstElementChild;
 

@@ -1,4 +1,4 @@
-// What one may want to type: words and names of the library, and searches that this browser keeps.
+// Suggestions: words and names of the library, and searches saved in this browser.
 
 import { call } from "./api.js";
 import { $, keep, kept, make } from "./dom.js";
@@ -10,7 +10,7 @@ let asked = 0;
 
 const last = (text) => text.match(/[\p{L}\p{N}_-]{2,}$/u)?.[0] ?? "";
 
-// A search as it is kept: the address without the open page.
+// A saved search: the URL without the open page.
 function here() {
   const now = at();
   for (const key of ["open", "view"]) now.delete(key);

@@ -1,12 +1,12 @@
-// Adding documents: files that are chosen or dropped, and how far each is, wherever one looks meanwhile.
+// Uploads: chosen or dropped files, and their progress, visible in every view.
 
 import { call } from "./api.js";
 import { $, make, name, plural } from "./dom.js";
 
-const WAIT = 2000; // milliseconds before a file that was refused for now is sent again
+const WAIT = 2000; // milliseconds before retrying a file that the server was too busy for
 
 const rows = new Map(); // upload id -> its row
-const all = new Set(); // rows that are shown: {file, state, ...}
+const all = new Set(); // visible rows: {file, state, ...}
 let polling = false;
 let enabled = false;
 let whenDone = () => {};
@@ -47,7 +47,7 @@ function set(row, state, text, kind = "") {
   count();
 }
 
-// The title of the tray: how many are done, and how many have failed.
+// The title of the tray: the numbers of finished and failed uploads.
 function count() {
   const number = (state) => [...all].filter((row) => row.state === state).length;
   const [done, failed] = [number("done"), number("failed")];
@@ -56,18 +56,18 @@ function count() {
 }
 
 function send(row) {
-  const request = new XMLHttpRequest(); // fetch does not tell how much has been sent
+  const request = new XMLHttpRequest(); // fetch does not report upload progress
   row.request = request;
   row.bar.value = 0;
   set(row, "sending", "sending");
   request.open("POST", `/api/uploads?name=${encodeURIComponent(row.file.name)}`);
   request.setRequestHeader("Content-Type", "application/octet-stream");
   request.upload.onprogress = (event) => { row.bar.value = event.loaded / event.total; };
-  request.onerror = () => fail(row, "the upload was cut off");
+  request.onerror = () => fail(row, "the upload was interrupted");
   request.onload = () => {
     let answer = {};
-    try { answer = JSON.parse(request.responseText); } catch { /* not from the service */ }
-    if (request.status === 429) { // many at once: the next when some are done
+    try { answer = JSON.parse(request.responseText); } catch { /* not from our server */ }
+    if (request.status === 429) { // too many at once: retry when some are done
       set(row, "sending", "waiting to be sent");
       row.timer = setTimeout(() => send(row), WAIT);
       return;
@@ -84,13 +84,13 @@ function send(row) {
 
 function cancel(row) {
   clearTimeout(row.timer);
-  if (rows.has(row.id)) return call(`/api/uploads/${row.id}`, undefined, "DELETE").catch(() => {}); // it may be over
+  if (rows.has(row.id)) return call(`/api/uploads/${row.id}`, undefined, "DELETE").catch(() => {}); // it may have finished
   row.request.onload = row.request.onerror = null;
   row.request.abort();
   set(row, "cancelled", "Cancelled");
 }
 
-const fail = (row, reason) => set(row, "failed", `Could not be added: ${reason}`, "bad");
+const fail = (row, reason) => set(row, "failed", `Not added: ${reason}`, "bad");
 
 async function poll() {
   if (polling) return;
@@ -99,7 +99,7 @@ async function poll() {
     await new Promise((done) => setTimeout(done, 500));
     try {
       for (const upload of (await call("/api/uploads")).uploads) showUpload(upload);
-    } catch { /* tried again */ }
+    } catch { /* retried */ }
   }
   polling = false;
   await whenDone();
@@ -120,14 +120,14 @@ function showUpload(upload) {
   }
 }
 
-// -- what people do
+// -- events
 
 $("add").addEventListener("click", () => $("files").click());
 $("tray-close").addEventListener("click", () => { $("tray").hidden = true; });
 $("retry-all").addEventListener("click", () => { for (const row of all) if (row.state === "failed") send(row); });
 $("files").addEventListener("change", () => { addFiles($("files").files); $("files").value = ""; });
 for (const kind of ["dragenter", "dragover", "dragleave", "drop"]) {
-  window.addEventListener(kind, (event) => { // anywhere: a file that misses the area must not replace the page
+  window.addEventListener(kind, (event) => { // anywhere: the browser must not open a file dropped outside the area
     event.preventDefault();
     const isFile = event.dataTransfer?.types.includes("Files");
     $("over").hidden = !(enabled && isFile && (kind === "dragenter" || kind === "dragover"));

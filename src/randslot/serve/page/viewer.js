@@ -1,4 +1,4 @@
-// One page, large: its words to select, the matches marked on it, zoom and rotation, its document, the other hits.
+// The page viewer: selectable text, marked matches, zoom and rotation, its document, the other hits.
 
 import { call } from "./api.js";
 import { $, box, image, join, keep, kept, label, name, place, rested } from "./dom.js";
@@ -12,16 +12,16 @@ import { remember } from "./suggest.js";
 import { explain, hideWhy, showSimilar } from "./why.js";
 
 const ZOOMS = [0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3, 4, 6];
-const SHARPER = 1100; // pixels of width from which on the large image is not sharp enough
-const WIDEST = 1100; // pixels of a page that fits the width
+const SHARPER = 1100; // width in pixels above which the default image is not sharp enough
+const WIDEST = 1100; // maximum width in pixels of a page fitted to the width
 
-let opened = null; // document, page, the query that is marked, and the marks
+let opened = null; // document, page, the marked query, and the marks
 let fitted = kept("fit", "width"); // "width" or "page"
 let zoom = 1;
-let turns = 0; // by 90 degrees, to the right
-let match = -1; // the mark that one is at
-let wanted = 0; // the mark to go to when they are there: 0 for the best, 1 for the first, -1 for the last
-let sought = ""; // what is looked for in this document, in place of the query
+let turns = 0; // clockwise quarter turns
+let match = -1; // index of the current mark
+let wanted = 0; // the mark to show once loaded: 0 for the best, 1 for the first, -1 for the last
+let sought = ""; // the text to find in this document, instead of the query
 let hasVectors = () => false;
 
 export const know = (status) => { hasVectors = () => status.model !== null; };
@@ -61,7 +61,7 @@ function showPage() {
   $("viewer-title").ariaLabel = `${label(document)}, page ${page} of ${document.pages}`;
   $("viewer-title").title = [document.title, document.author, document.date].filter(Boolean).join(" · ");
   showGone(false);
-  $("sheet").classList.add("loading"); // marks have no place until the page has its size
+  $("sheet").classList.add("loading"); // marks have no position until the page has its size
   $("large").src = image(document, page, "large");
   $("large").alt = `${document.name}, page ${page}`;
   $("marks").replaceChildren();
@@ -80,7 +80,7 @@ function showGone(gone) {
   $("turned").hidden = gone;
 }
 
-// -- zoom: the sheet is as wide as it must be, and the stage scrolls
+// -- zoom: the sheet is resized, and the stage scrolls
 
 function fit() {
   const { naturalWidth: width, naturalHeight: height } = $("large");
@@ -88,8 +88,8 @@ function fit() {
   const stage = $("stage");
   const style = getComputedStyle(stage);
   const room = [stage.clientWidth - 2 * parseFloat(style.paddingLeft), stage.clientHeight - 2 * parseFloat(style.paddingTop)];
-  const shape = turns % 2 ? height / width : width / height; // as it is seen
-  const narrow = matchMedia("(max-width: 52rem)").matches; // the stage is as high as the page is there
+  const shape = turns % 2 ? height / width : width / height; // as rotated
+  const narrow = matchMedia("(max-width: 52rem)").matches; // the stage is as high as the page
   const whole = narrow ? room[0] : fitted === "width" ? Math.min(room[0], WIDEST) : Math.min(room[0], room[1] * shape);
   const seen = Math.round(whole * zoom);
   const now = turns % 2 ? seen / shape : seen;
@@ -107,8 +107,8 @@ async function sharpen() {
   if (opened?.document === document && opened.page === page) $("large").src = sharp.src;
 }
 
-// What stays in its place while the page grows: what the pointer is on, else the match that one is at or the one nearest
-// to the middle, else the middle. A match that is out of sight comes into the middle.
+// The fixed point of zooming: the pointer, else the current match or the one nearest to the center, else the center. A
+// match outside the viewport moves to the center.
 function anchor(pointer) {
   const view = $("stage").getBoundingClientRect();
   const middle = [view.left + view.width / 2, view.top + view.height / 2];
@@ -193,7 +193,7 @@ function showMatch() {
   $("match-place").textContent = !count ? (sought && !matches.length ? "not found" : "none here") : `${Math.max(match, 0) + 1} of ${count}`;
 }
 
-// The next mark of this page; after the last one, of the next page that was found, in this document or in others.
+// Go to the next mark on this page; after the last one, to the next hit, in this document or another.
 function stepMatch(step) {
   const next = match + step;
   if (next >= 0 && next < opened.marks.length) return goToMatch(next);
@@ -204,7 +204,7 @@ function stepMatch(step) {
   go({ open: `${opened.document.id}:${page}` }, true);
 }
 
-// Looks for words in this document; without any, for those of the search again.
+// Find words in this document; without any, show those of the search again.
 async function seek() {
   if (!opened || sought === $("find-here").value.trim()) return;
   sought = $("find-here").value.trim();
@@ -260,7 +260,7 @@ async function print() {
   window.print();
 }
 
-// -- what people do
+// -- events
 
 const KEYS = {
   ArrowLeft: () => turn(-1), ArrowRight: () => turn(1), n: () => stepMatch(1), p: () => stepMatch(-1), j: () => stepResult(1), k: () => stepResult(-1),
@@ -269,14 +269,14 @@ const KEYS = {
 
 $("viewer").addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || !opened) return;
-  if (event.key === "Escape" && isTyping(event)) { // leaves the field, not the page
+  if (event.key === "Escape" && isTyping(event)) { // leave the field, not the page
     event.preventDefault();
     $("find-here").value = "";
     seek();
     return $("stage").focus({ preventScroll: true });
   }
   const sideways = event.key.startsWith("Arrow") && $("stage").scrollWidth > $("stage").clientWidth + 1;
-  if (isTyping(event) || !KEYS[event.key] || (sideways && document.activeElement === $("stage"))) return; // a page that is zoomed in is moved
+  if (isTyping(event) || !KEYS[event.key] || (sideways && document.activeElement === $("stage"))) return; // arrow keys scroll a zoomed page
   event.preventDefault();
   KEYS[event.key]();
 });
@@ -303,7 +303,7 @@ $("large").addEventListener("load", () => {
   const first = $("sheet").classList.contains("loading");
   $("sheet").classList.remove("loading");
   fit();
-  if (opened && first) match >= 0 ? goToMatch(match) : showPassage(); // it may have been closed meanwhile
+  if (opened && first) match >= 0 ? goToMatch(match) : showPassage(); // the viewer may have been closed meanwhile
 });
 $("large").addEventListener("error", () => { if (opened) showGone(true); });
 new ResizeObserver(fit).observe($("stage"));

@@ -1,24 +1,24 @@
-// Why this page: in words first; for researchers, scores and the matrix of readouts. And pages that are like it.
+// Why this page: in words; for researchers, scores and the matrix of readouts. Also similar pages.
 
 import { call } from "./api.js";
 import { $, make, ordinal } from "./dom.js";
 import { chosen } from "./filters.js";
 import { cover } from "./hits.js";
 
-const MOST = 12; // columns of the matrix; of more readouts only the winners are shown
+const MOST = 12; // maximum columns of the matrix; with more readouts, only the winners are shown
 const SCORES = { words: "Score by words (BM25)", vectors: "Score by vectors (MaxSim)", both: "Score by words and vectors, normalised" };
 const FIELDS = { name: "its name", folder: "its folder", title: "its title", section: "the title of its section", heading: "a heading" };
 
-let now = null; // what is explained: the request, the hit if it is one, its place among the hits
-let like = ""; // the page whose like is shown
+let now = null; // the explained page: the request, the hit if it is one, its index among the hits
+let like = ""; // the page whose similar pages are shown
 
 export function explain(asked, words, hit, hasVectors) {
   now = { asked, hit, hasVectors };
   $("why").hidden = false;
-  const place = hit ? `It ranks ${ordinal(hit.rank)} of the pages that were found.` : "It is not among the pages that were found so far.";
+  const place = hit ? `It ranks ${ordinal(hit.rank)} among the pages found.` : "It is not among the pages found so far.";
   $("why-text").textContent = [told(words.words, hit), place].filter(Boolean).join(" ");
   $("why-words").replaceChildren(...words.words.filter(({ count }) => count).map(chip));
-  $("why-score").textContent = hit ? `${SCORES[hit.by]}: ${hit.score.toFixed(2)}. It compares pages of this search only.` : "";
+  $("why-score").textContent = hit ? `${SCORES[hit.by]}: ${hit.score.toFixed(2)}. Compare it within this search only.` : "";
   $("why-ranks").textContent = "";
   $("vectors").hidden = !hit && !hasVectors;
   $("readouts").hidden = !hasVectors;
@@ -102,7 +102,7 @@ function cell(value, near, winner) {
   return made;
 }
 
-// -- pages like this one
+// -- similar pages
 
 export function showSimilar(document, page) {
   const key = `${document.id}:${page}`;
@@ -122,7 +122,7 @@ async function loadSimilar() {
   let hits = [];
   try {
     ({ hits } = await call(`/api/documents/${id}/pages/${page}/similar`));
-    if (!hits.length) text = "No other document has a page like this.";
+    if (!hits.length) text = "No other document has a similar page.";
   } catch (error) {
     text = error.message;
   }

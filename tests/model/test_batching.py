@@ -1,4 +1,4 @@
-"""Pages made ready ahead: the same vectors in the same order, batches by what there is to compute, and no waiting."""
+"""Prefetched pages: the same vectors in the same order, batches by number of positions, and no waiting."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from randslot.model.batching import ahead, cut_by_positions, in_shares, page_share
+from randslot.model.batching import batch_by_length, batch_by_share, page_share, prefetch
 from support.models import make, noise
 
 SIZES = [(64, 64), (256, 96), (64, 96), (300, 200), (96, 64), (128, 128)]
@@ -33,17 +33,17 @@ def test_prepared_pages_have_the_vectors_of_others_in_their_order(vision_family)
 
 def test_batches_hold_a_number_of_positions_not_of_pages():
     lengths = [10, 100, 12, 90, 11, 100]
-    found = cut_by_positions(lengths, 200)
+    found = batch_by_length(lengths, 200)
     assert sorted(number for batch in found for number in batch) == list(range(6))
     assert found == [[1, 5], [3, 2], [4, 0]]
     assert all(len(batch) * max(lengths[number] for number in batch) <= 200 for batch in found)
-    assert cut_by_positions([500], 200) == [[0]]
-    assert cut_by_positions([], 200) == []
+    assert batch_by_length([500], 200) == [[0]]
+    assert batch_by_length([], 200) == []
 
 
 def test_small_pages_come_together_and_large_ones_in_few():
     shares = [1.0, 1.0, 0.5, 0.5, 1.0, 0.125]
-    assert list(in_shares(shares, 2, lambda share: share)) == [[1.0, 1.0], [0.5, 0.5, 1.0], [0.125]]
+    assert list(batch_by_share(shares, 2, lambda share: share)) == [[1.0, 1.0], [0.5, 0.5, 1.0], [0.125]]
     model = make("llama", text_tokens=200)
     shown = [page_share(model.prepare_page(text)) for text in ("x", "a " * 60, "a " * 999)]
     assert shown == [pytest.approx(0.2, abs=0.1), pytest.approx(0.8, abs=0.1), 1.0]
@@ -58,7 +58,7 @@ def test_work_is_done_ahead_in_order_and_no_further_than_asked():
             begun.append(number)
         return number * number
 
-    for number, (piece, result) in enumerate(ahead(do, range(50), depth=5, threads=3)):
+    for number, (piece, result) in enumerate(prefetch(do, range(50), depth=5, threads=3)):
         assert (piece, result) == (number, number * number)
         with lock:
             assert max(begun) <= number + 6
@@ -72,7 +72,7 @@ def test_an_error_arrives_where_it_belongs():
         return number
 
     seen = []
-    results = ahead(do, range(9), depth=2, threads=1)
+    results = prefetch(do, range(9), depth=2, threads=1)
     for _ in range(3):
         seen.append(next(results)[0])
     with pytest.raises(ValueError, match="broken page"):
@@ -84,12 +84,12 @@ def test_an_error_arrives_where_it_belongs():
 def test_memory_of_pages_that_threads_made_ready_is_given_back():
     code = """
 from pathlib import Path
-from randslot.model.batching import ahead, return_freed_memory
+from randslot.model.batching import prefetch, return_freed_memory
 
 def resident() -> int:
     return int(next(line for line in Path("/proc/self/status").open() if line.startswith("VmRSS")).split()[1])
 
-made = list(ahead(lambda _: [bytearray(100_000), bytearray(100_000)], range(1000), 1000, threads=1))
+made = list(prefetch(lambda _: [bytearray(100_000), bytearray(100_000)], range(1000), 1000, threads=1))
 made = [first for _, (first, _) in made]  # between any two freed pieces is one in use, so that the heap cannot shrink
 before = resident()
 return_freed_memory()
