@@ -72,7 +72,7 @@ class Ingest:
         """Bring the library up to date with some files, and complete the summary."""
         known = [file.source for file in self.library.manifest.find()]
         own = str(self.library.folder.absolute())
-        self.library.words.take_root([source for source in (*known, *sources) if not is_kept(source, own)])
+        self.library.words.update_root([source for source in (*known, *sources) if not is_kept(source, own)])
         self.failed_before = {file.source: file for file in self.library.manifest.find(state="failed")}
         for source, reason in self.summary.failed.items():
             self._fail(source, reason)
@@ -216,7 +216,7 @@ class Ingest:
         for _, future in read:
             if future.exception() is None:  # else the page fails again when it is stored
                 texts.append(future.result().text)
-        self.library.words.decide(texts)
+        self.library.words.detect_language(texts)
 
     def _store(self, pages: list[ReadPage]) -> None:
         """Store pages, and note which files are complete now, or have failed."""
