@@ -170,7 +170,7 @@ def read_queries(
         elif by == "vectors":
             store = StoreQuery(own)
         elif word.excluded and not word.terms.numbers:
-            raise UsageError("add at least state word to search for")
+            raise UsageError("add at least one word to search for")
         else:
             terms = word.terms if word.terms.numbers else None
             weight = library.models.weigh_vectors(query, library.words.language) if by == "both" else 1.0
