@@ -95,9 +95,7 @@ def search(
         return states
 
     states = find(queries)
-    if (
-        by != "vectors" and not prefix and (explain or not verbatim)
-    ):  # a word that is still being typed may have no page yet
+    if by != "vectors" and not prefix and (explain or not verbatim):  # an unfinished word is not unknown
         find_unknown(library, states, where)
     if by != "vectors" and not prefix and not verbatim:
         changed = correct_queries(library, states, where)
@@ -176,7 +174,7 @@ def read_queries(
             weight = library.models.weigh_vectors(query, library.words.language) if by == "both" else 1.0
             store = StoreQuery(own, terms, word.phrases, word.excluded, weight)
         state = QueryState(query, word, store, QueryResult(by))
-        if store.terms is not None and word.neighbours:  # not a single word
+        if store.terms is not None and word.neighbours:  # at least two words
             state.store = replace(store, reward=make_reward(library, state))
         states.append(state)
     return states
@@ -191,7 +189,7 @@ def make_reward(library: Library, state: QueryState) -> Reward:
         state.pages.update(pages)
         files = state.files = library.manifest.get({page.file for page in pages.values()})
         bonuses: dict[str, float] = {}
-        texts: dict[str, list[str]] = {}  # of pages, then of their fields
+        texts: dict[str, list[str]] = {}  # the text and fields of each page
         for id, page in pages.items():
             if page.text is not None and page.file in files:
                 names = library.words.name_fields(files[page.file].source)

@@ -34,7 +34,7 @@ from typing import Any, Self, TypeVar
 
 from PIL import Image
 
-from .. import pages  # imports what opens files when it is used
+from .. import pages  # imports lazily
 from ..errors import RandSlotError
 from ..pages import HEAD, KINDS, Box, PageText, short
 
@@ -160,7 +160,7 @@ class WorkerPool:
 
         def take() -> tuple[T, Future[R]]:
             task, future = pending.popleft()
-            if future.cancelled() or isinstance(future.exception(), Interrupted):  # waits
+            if future.cancelled() or isinstance(future.exception(), Interrupted):  # exception() waits
                 raise Interrupted
             return task, future
 
@@ -255,9 +255,7 @@ class Worker:
                     bufsize=PIPE_BYTES,
                     pipesize=PIPE_BYTES,
                 )
-                if (
-                    passwords := pages.list_passwords()
-                ):  # not as arguments or environment, which other processes can see
+                if passwords := pages.list_passwords():  # arguments and environment are visible to other processes
                     assert self.process.stdin is not None
                     self.process.stdin.write(json.dumps({"passwords": passwords}).encode() + b"\n")
             return self.process

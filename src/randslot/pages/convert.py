@@ -48,7 +48,7 @@ def convert_to_pdf(file: Path) -> Path:
         os.utime(pdf)  # most recently used
         return pdf
     folder.mkdir(parents=True, exist_ok=True)
-    if pdf.name.startswith("0"):  # once in sixteen times
+    if pdf.name.startswith("0"):  # in one of sixteen conversions
         trim_cache(folder)
     check_unpacked(file)
     suffix, office = file.suffix.lower(), find_office()

@@ -132,7 +132,7 @@ def _read_reduced(image: Image.Image, pixels: int) -> Image.Image:
     image.load()
     original = image
     if _is_deep(image):
-        image = _to_8_bit(image)  # by the brightest of all pixels
+        image = _to_8_bit(image)  # scaled by the brightest pixel of the whole image
     factor = max(int(min(image.width / width, image.height / height) / GAP), 1)
     small = Image.new("RGB", (-(-image.width // factor), -(-image.height // factor)))
     rows = factor * max(ROWS // factor, 1)

@@ -79,7 +79,7 @@ def get_analyzer(language: str | None, *others: str) -> Analyzer:
 
 @cache
 def get_page_analyzer(language: str, main: str) -> Analyzer:
-    """Return the analyzer for pages in a language, in a library with some main language."""
+    """Return the analyzer for pages in a language, in a library with another main language."""
     return get_analyzer(main) if language == main else Analyzer(language, main=get_analyzer(main))
 
 

@@ -53,10 +53,7 @@ class EdgeStore(Store):
             self._create()
         self._check_disk()
         self.warm = False  # whether the vectors are in the page cache
-        self.fallback_rate, self.num_coded = (
-            0.0,
-            0,
-        )  # moving average of searches that codes could not answer; their number
+        self.num_coded, self.fallback_rate = 0, 0.0  # searches by codes; moving average of those without an answer
         _read_through(folder, "quantized*")
         self.shard = self._load()
         self._find_codes()
