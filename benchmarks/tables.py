@@ -20,6 +20,7 @@ PLACES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((RO
 # Tables that are made from the rows of another one.
 SOURCES = {"plan": "search", "reader-short": "reader-test"}
 # Scripts that have another name since their rows were made.
+MOVED = ("embedded", "encoding", "families", "growth", "imports", "languages", "neighbours", "ocr", "text", "waiting")
 RENAMED = {
     "benchmarks/compare.py": "benchmarks/manuals.py --model",
     "benchmarks/feel.py": "benchmarks/serve.py waits",
@@ -29,7 +30,7 @@ RENAMED = {
     "benchmarks/sketches.py": "benchmarks/scale.py sketches",
     "benchmarks/training.py": "benchmarks/training.py steps",
     "benchmarks/training_count.py": "benchmarks/training.py count",
-}
+} | {f"benchmarks/{name}.py": f"-m research.experiments.{name}" for name in MOVED}
 Rows = list[dict[str, Any]]
 
 
@@ -147,20 +148,27 @@ def leave_out(word: str, choose: Callable[[Rows], Rows] = list) -> Callable[[Row
     return lambda rows: [row for row in choose(rows) if word not in str(next(iter(row.values())))]
 
 
+def keep_ways(*ways: str) -> Callable[[Rows], Rows]:
+    """Return a function that keeps some ways to search vectors, over the most pages."""
+    return lambda rows: [row for row in SEARCH(rows) if row["way"] in ways]
+
+
+SEARCH = pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048")
+OTHER_ENGINES = ("maxsim-cpu, fp32", "LanceDB multivector, fp16", "qdrant-client local mode")
 PEERS = ("set", "engine", "index s", "first hit s", "p50 ms", "p95 ms", "nDCG@5", "nDCG@5 of documents")
 CHOICES: dict[str, Callable[[Rows], Rows]] = {
     "plan": make_plan,
     "reader-short": shorten_reader,
     "growth": show_growth,
     "sketches-short": pick("where", "vectors", "pages", "recall@5", "CPU ms", "CPU ms of all pages", "MB on disk"),
-    "compare-short": leave_out("embedded"),
+    "compare-short": leave_out("embedded", pick("search", "nDCG@5", "minus words", "from", "to", "verdict")),
     "words-speed-short": pick("engine", "bytes a page", "CPU p50 ms", "p95 ms", "phrase p50 ms", pages=100_000),
     "peers-short": pick(*PEERS, "disk MB"),
     "peers-test-short": pick(*PEERS),
     "ocr-short": pick("engine", "recall", "precision", "CPU s a page", "peak MB", image="scan", megapixels=2.0),
     "codes-short": pick("vectors", "CPU ms of the default", "CPU ms exact", "times faster", "recall@5 of the default"),
-    "search-short": pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048"),
-    "search-peers": pick("way", "p50 ms", "p95 ms", "MB on disk", "recall@5", pages=100_000, size="4 x 2048"),
+    "search-short": SEARCH,
+    "search-peers": keep_ways("randslot, default", *OTHER_ENGINES),
     "serve-questions-short": pick("what", "clients", "errors", "searches a second", "p50 ms", "p95 ms", "CPU ms"),
     "serve-short": pick("what", "clients", "errors", "searches a second", "p50 ms", "p95 ms", "CPU ms"),
     "feel-short": pick("what", "wall s", "CPU s"),
@@ -205,6 +213,8 @@ def describe_command(command: str) -> str:
 def _show(value: Any) -> str:
     if not isinstance(value, float):
         return "" if value is None else str(value)
+    if value == 0:
+        return "0"
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 

@@ -12,6 +12,7 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported
 os.environ["RANDSLOT_OCR"] = "none"  # few tests are about OCR, and it takes seconds: they switch it on
 os.environ["RANDSLOT_OFFICE"] = "none"
+os.environ["HAYSTACK_TELEMETRY_ENABLED"] = "False"
 # datasets serves a changed folder of the same name from its cache: each run of the tests has one of its own.
 os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="randslot-datasets-")
 

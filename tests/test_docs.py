@@ -291,6 +291,23 @@ def test_readme_and_docs_are_short():
     assert sum(words.values()) <= 30_000, words
 
 
+def test_the_install_command_has_one_spelling():
+    for file in TEXTS:
+        for what in re.findall(r"pip install ([^\n`]*)", file.read_text(encoding="utf-8")):
+            assert what.startswith(('"randslot[', "--no-build-isolation ", ".", "...")), f"{file.name}: {what}"
+            assert "[serve]" not in what or what.startswith('"randslot'), f"{file.name}: {what}"
+
+
+def test_scores_in_the_readme_are_in_the_tables():
+    """Tables are made of rows (tests/test_package.py); a quoted score must follow when they are made again."""
+    special = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## ")[2]
+    scores = re.findall(r"\b\d\d\.\d\b", special)
+    assert scores
+    tables = re.findall(r"^\|.*", (DOCS / "results.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    cells = {cell.strip() for line in tables for cell in line.split("|")}
+    assert set(scores) <= cells
+
+
 def test_every_promise_names_a_test_that_exists():
     promises = (DOCS / "promises.md").read_text(encoding="utf-8")
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", promises)

@@ -127,6 +127,16 @@ def test_the_language_is_that_of_the_pages(tmp_path, language, text, query):
         assert library.words.language == language
 
 
+def test_function_words_of_a_language_that_no_page_has_find_nothing(tmp_path):
+    texts = [["The UN and the EU met in the dans of the city, and the pages say what they agreed on"], ["Read a table"]]
+    write_pages(tmp_path / "a.pdf", texts)
+    with Library(tmp_path / "lib") as library:
+        library.add(tmp_path / "a.pdf", workers=1)
+        assert found(library, "comment lire un tableau dans un fichier") == []
+        assert found(library, "comment lire un tableau dans un fichier table") == [2]
+        assert found(library, "the UN and the EU") == [1]
+
+
 def test_counting_that_was_stopped_goes_on(library, tmp_path, monkeypatch):
     monkeypatch.setattr("randslot.library.backfill.BATCH", 1)
     counted: list[int] = []

@@ -207,6 +207,15 @@ def test_a_long_text_has_many_pages_and_sections(tmp_path):
     assert last.fields["section"].splitlines()[-1] == "Part 4"
 
 
+@pytest.mark.parametrize("num", range(47, 54))
+def test_blank_lines_at_the_end_add_no_page_without_text(tmp_path, num):
+    file = tmp_path / "log.txt"
+    file.write_text("A line\n" * num + "\n \n\n")
+    texts = [read_file_text(file, number).text for number in range(1, num_pages(file) + 1)]
+    assert sum(text.count("A line") for text in texts) == num
+    assert all(texts)
+
+
 def test_a_changed_file_is_converted_again(tmp_path):
     file = tmp_path / "a.txt"
     for text in ("first version", "second version, longer"):

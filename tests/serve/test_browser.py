@@ -105,6 +105,7 @@ def test_search_open_a_page_and_see_why(page, address, service, papers):
     expect(cards.nth(0).locator("img")).not_to_have_js_property("naturalWidth", 0)
 
     search(page, "tax in 2023", "alpha.pdf")
+    expect(page.locator("#message")).not_to_contain_text("3 documents")
     expect(cards).to_have_count(3)
     cards.nth(0).click()
     viewer = page.get_by_role("dialog")

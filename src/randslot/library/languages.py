@@ -14,7 +14,7 @@ from typing import Any
 
 from ..pages.text import PageText
 from ..words.analyzer import MEAN_LENGTH, Analyzer, fold_case, get_analyzer, get_page_analyzer, remove_accents
-from ..words.language import DEFAULT, choose_language, detect_language, find_query_language
+from ..words.language import DEFAULT, choose_language, detect_language, find_query_language, load_stopwords
 from ..words.query import WordQuery, read_query
 from .stores.points import Origin, StoredText
 from .vocabulary import Vocabulary
@@ -86,7 +86,9 @@ class LibraryWords:
         """Parse a query. prefix: its last word is still being typed."""
         last = re.search(r"[^\W\d_]{2,}$", query) if prefix else None
         completions = self.complete(last[0], 5) if last else ()
-        return read_query(query, self.make_analyzer(query), completions, self.find_idf)
+        language = find_query_language(query, self.language or DEFAULT)
+        foreign_stopwords = frozenset() if language in self.languages else load_stopwords().get(language, frozenset())
+        return read_query(query, self.make_analyzer(query), completions, self.find_idf, foreign_stopwords)
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:
         """Return completions of a prefix, most frequent first."""

@@ -31,7 +31,7 @@ from ..files import write_whole
 from .documents import Block, Document, check_unpacked, read_document
 from .text import PageText, pack_boxes
 
-VERSION = 2  # of the converter: a new version invalidates cached files
+VERSION = 3  # of the converter: a new version invalidates cached files
 OFFICE_SUFFIXES = (".docx", ".odt", ".rtf", ".pptx", ".odp", ".doc", ".ppt")  # converted by LibreOffice if installed
 OFFICE_ONLY = {".doc": ".docx", ".ppt": ".pptx", ".xls": ".xlsx"}  # and formats that need no LibreOffice
 MAX_PAGES = 5000
@@ -241,6 +241,8 @@ class Typesetter:
         for line in wrap(text, font, size, self.line_width) or [""]:
             if self.y - 1.35 * size < self.margin:
                 self._end_page()
+            if not line.strip() and not self.lines:
+                continue  # start no page with blank lines: it may have no others
             self.y -= 1.35 * size
             if words := self._draw(line, font, size, self.margin):
                 self.lines.append(" ".join(words))
@@ -253,6 +255,8 @@ class Typesetter:
             for i, cell in enumerate(row):
                 longest[i] = max(longest[i], min(len(cell), 40))
         for row in rows:
+            if not any(cell.strip() for cell in row):
+                continue
             widths = [self.line_width * length / sum(longest) for length in longest]
             cells = [
                 wrap(cell, self.regular, size, max(width - 8, size)) for cell, width in zip(row, widths, strict=False)
@@ -277,10 +281,12 @@ class Typesetter:
 
     def _draw(self, line: str, font: str, size: float, x: float) -> list[str]:
         """Draw one line at the current height; return its words."""
+        words = line.split()
+        if not words:
+            return []
         self.canvas.setFont(font, size)
         self.canvas.drawString(x, self.y, line)
         top, bottom = 1 - (self.y + size) / self.height, 1 - (self.y - 0.25 * size) / self.height
-        words = line.split()
         end = 0
         for word in words:
             start = line.index(word, end)

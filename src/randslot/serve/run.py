@@ -160,10 +160,10 @@ def take_over(folder: str, settings: Settings) -> Library:
         except InUseError as error:
             if error.socket is None:
                 raise
-            say("taking the library over from the process that has it open")
             with LibraryClient(folder, error.socket) as other:
                 if not other.ask_to_release():
                     raise
+            say("took the library over from the process that had it open")
     return Library(folder, settings.model, create=settings.new, **options)
 
 
@@ -180,7 +180,7 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        reason = f"{first_line(error)}: choose another --port or --host"
+        reason = f"{first_line(error).split(' (')[0]}: choose another --port or --host"
         raise UsageError(f"cannot listen on {host}, port {port}: {reason}") from error
     # Otherwise the body of an answer waits 40 ms until the client has acknowledged its headers.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -89,10 +89,12 @@ def read_query(
     analyzer: Analyzer,
     completions: Sequence[str] = (),
     find_idf: Callable[[str], float] = lambda word: 1.0,
+    foreign_stopwords: frozenset[str] = frozenset(),
 ) -> WordQuery:
     """Parse a query. An unclosed quote is ignored; a query of only excluded words has no terms.
 
     completions: of its last word, while it is being typed. find_idf: returns the IDF of a word.
+    foreign_stopwords: of the query's language, if no page is in it.
     """
     if len(text) > MAX_CHARACTERS:
         raise UsageError(f"the query has {len(text):,} characters: use at most {MAX_CHARACTERS:,}")
@@ -116,12 +118,12 @@ def read_query(
     rest.append(text[end:])
     outside.append(rest[-1])
     plain = " ".join("".join(rest).split())
-    stopwords = analyzer.find_stopwords(plain)
+    stopwords = analyzer.find_stopwords(plain) | foreign_stopwords
     content = {token.text for token in tokenize(plain) if not token.extra} - stopwords
     question_words = load_stopwords()["asking"]
     if len(content) >= 8 and len(content - question_words) >= 2:  # in a short query they may be the topic
         stopwords |= question_words
-    weights = _weigh_terms(plain, analyzer, stopwords)
+    weights = _weigh_terms(plain, analyzer, stopwords, foreign_stopwords)
     marked = _choose_marked(plain, analyzer, stopwords) or frozenset(weights)
     joined: list[JoinedWord] = []
     for part in outside:
@@ -184,11 +186,13 @@ def choose_longest(words: list[QueryWord]) -> list[QueryWord]:
     return longest
 
 
-def _weigh_terms(text: str, analyzer: Analyzer, stopwords: frozenset[str]) -> dict[str, float]:
+def _weigh_terms(
+    text: str, analyzer: Analyzer, stopwords: frozenset[str], foreign_stopwords: frozenset[str]
+) -> dict[str, float]:
     """Return the terms of a query with their weights: in the main language, then in others.
 
     Characters of scripts without spaces are dropped in favour of bigrams: single ones are too common. Stopwords count
-    little, unless the query has nothing else.
+    little, and foreign ones nothing, unless the query has no other words.
     """
     tokens = list(tokenize(text))
     in_bigrams: set[int] = set()
@@ -200,6 +204,8 @@ def _weigh_terms(text: str, analyzer: Analyzer, stopwords: frozenset[str]) -> di
     terms: dict[str, float] = {}
     others: dict[str, float] = {}
     for token in tokens:
+        if has_content and token.text in foreign_stopwords:
+            continue
         weight = STOPWORD_WEIGHT if has_content and token.text in stopwords else token.weight
         first, *rest = analyzer.find_terms(token)
         terms[first] = max(weight, terms.get(first, 0.0))
