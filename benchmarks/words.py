@@ -197,7 +197,7 @@ class Fts5OnDisk:
 
     def open(self, folder: Path) -> dict[str, Asked]:
         self.engine = Fts5(folder / "pages.db")
-        left_out = get_analyzer(LANGUAGE).function_words
+        left_out = get_analyzer(LANGUAGE).stopwords
         return {
             "SQLite FTS5": lambda query: self.engine.search(any_word(query), HITS),
             "SQLite FTS5, no stop words asked": lambda query: self.engine.search(any_word(query, left_out), HITS),
@@ -269,7 +269,7 @@ def choose_phrases(real: Sequence[PageText], num: int, analyzer: Analyzer) -> li
         place = int(random.integers(max(len(words) - 1, 1)))
         pair = words[place : place + 2]
         if len(pair) == 2 and all(len(one) > 2 and one.isalpha() for one in pair):
-            phrases += [" ".join(pair)] if not analyzer.function_words & set(pair) else []
+            phrases += [" ".join(pair)] if not analyzer.stopwords & set(pair) else []
     return phrases
 
 

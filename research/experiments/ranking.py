@@ -23,7 +23,7 @@ from record import keep
 
 from randslot.words.analyzer import FIELD_WEIGHTS, NAME_WEIGHT, is_contents, tokenize
 from randslot.words.query import choose_longest, read_query
-from randslot.words.snippets import measure_nearness
+from randslot.words.snippets import score_proximity
 
 from .fields import ANALYZER, read_pages
 
@@ -78,15 +78,15 @@ class Pages:
         rows = [json.loads(line) for line in (data / "queries.jsonl").read_text().splitlines()]
         self.queries = {row["id"]: row["query"] for row in rows if row.get("language", "en") == "en"}
 
-    def rarity(self, num: int, total: int) -> float:
+    def idf(self, num: int, total: int) -> float:
         return math.log(1 + (total - num + 0.5) / (num + 0.5))
 
-    def find_rarity(self, word: str) -> float:
+    def find_idf(self, word: str) -> float:
         (token, *_) = tokenize(word)
-        return self.rarity(len(self.counts.get(ANALYZER.find_term(token), ())), len(self.pages))
+        return self.idf(len(self.counts.get(ANALYZER.find_term(token), ())), len(self.pages))
 
     def score(self, text: str, how: dict[str, Any], mask: np.ndarray) -> np.ndarray:
-        query = read_query(text, ANALYZER, (), self.find_rarity)
+        query = read_query(text, ANALYZER, (), self.find_idf)
         numbered = dict(zip(query.terms.numbers, query.terms.weights, strict=True))
         scores = np.zeros(len(self.pages))
         for term in self.list_terms(text):
@@ -97,19 +97,17 @@ class Pages:
             if not weight or not num:
                 continue
             norm = how["k1"] * (1 - how["b"] + how["b"] * self.lengths[ids] / self.lengths.mean())
-            scores[ids] += weight * self.rarity(num, total) * counts * (how["k1"] + 1) / (counts + norm)
+            scores[ids] += weight * self.idf(num, total) * counts * (how["k1"] + 1) / (counts + norm)
             if named := self.named.get(term):
-                scores[named] += (
-                    NAME_WEIGHT * self.rarity(len(named), len(self.pages)) * (weight if weight < 0.2 else 1)
-                )
+                scores[named] += NAME_WEIGHT * self.idf(len(named), len(self.pages)) * (weight if weight < 0.2 else 1)
         scores = np.where(mask, np.where(self.contents, how["contents"] * scores, scores), 0.0)
-        words = {word.terms[0] for word in choose_longest(query.named)}
+        words = {word.terms[0] for word in choose_longest(query.content_words)}
         for i in np.argsort(-scores, kind="stable")[:20] if how["near"] or how["cover"] else ():
             _, page, fields = self.pages[i]
-            scores[i] += how["near"] * measure_nearness(query.matcher.match(page), query)
+            scores[i] += how["near"] * score_proximity(query.matcher.match(page), query)
             if len(words) <= 4:
                 covered = words & (query.matcher.find_terms(page) | query.matcher.find_terms(" ".join(fields.values())))
-                scores[i] += how["cover"] * sum(query.rarity[term] for term in covered)
+                scores[i] += how["cover"] * sum(query.idf[term] for term in covered)
         return scores
 
     def list_terms(self, text: str) -> set[str]:

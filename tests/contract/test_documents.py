@@ -100,7 +100,7 @@ def test_a_pdf_with_a_password_is_told_of_once_and_read_with_it(run, tmp_path):
     named = run("index", "in/locked.pdf", "-l", "lib")
     assert (named.code, "needs a password (--password)" in named.err) == (1, True)
     wrong = run("index", "in", "-l", "lib", "--password", "wrong")
-    assert (wrong.code, "none of those given" in wrong.err) == (1, True)
+    assert (wrong.code, "none of the given passwords fits" in wrong.err) == (1, True)
     (tmp_path / "passwords").write_text("another\ns3cret of many letters\n")
     assert run("index", "in", "-l", "lib", "--password-file", "passwords").code == 0
     (hit,) = run("search", "walrus", "-l", "lib", "--json").json

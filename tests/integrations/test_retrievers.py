@@ -55,7 +55,7 @@ def test_identical_pages_are_one_and_our_metadata_wins(lib):
 
 
 def test_wrong_values_are_refused(lib):
-    with pytest.raises(UsageError, match="k must be at least 1, not 0"):
+    with pytest.raises(UsageError, match="k must be from 1 to 1,000,000, not 0"):
         Finder(lib, 0).find("tax")
     with pytest.raises(UsageError, match="vibes"):
         Finder(lib, by="vibes").find("tax")

@@ -382,7 +382,7 @@ def test_verify_reads_the_vectors_and_repair_gives_them_back(tmp_path, papers):
         file.unlink()
     with Library(tmp_path / "lib", ToyReader()) as library:
         for exact in (False, True):
-            with pytest.raises(RandSlotError, match=r"vectors are damaged \(.*\): randslot library verify --repair"):
+            with pytest.raises(RandSlotError, match=r"vectors are damaged \(.*\): run randslot library verify"):
                 library.search("tax", exact=exact)
         problems = library.verify()
         assert [line.rpartition("/")[2] for line in problems] == [

@@ -66,7 +66,7 @@ def test_words_are_kept_in_two_blobs_and_read_by_another_process():
     ours.add(" ".join("".join(letters) for letters in itertools.product("abcdefghijklmnopqrst", repeat=4)))
     ours.save()  # too many for recent words
     assert blobs.kept[RECENT[0]] == write_counts({})
-    theirs.follow(ours.stamp)
+    theirs.refresh(ours.stamp)
     assert theirs.complete("cap")[0] == "capital"
     assert theirs.suggest("expendture") == ["expenditure"]
 
@@ -140,7 +140,7 @@ def test_words_of_a_run_that_was_killed_are_recalled(tmp_path, monkeypatch):
 def test_all_words_are_counted_again(library):
     before = library.complete("c")
     library.location.write_blob(*RECENT, write_counts({"captive": 9}))
-    library.words.vocabulary.forget()
+    library.words.vocabulary.clear_cache()
     assert library.complete("c") == ["captive"]
     library.read_words(language="german", workers=1)
     assert library.complete("c") == before

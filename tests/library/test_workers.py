@@ -102,7 +102,7 @@ def test_a_page_that_needs_too_much_memory_has_no_text_and_the_others_do(tmp_pat
     with WorkerPool(1) as pool:
         before, bad, after = pool.read_texts(str(tmp_path / "x.pdf"), (1, 2, 3))
     assert (before.text, after.text) == ("before", "after")
-    assert bad.problem == "its text cannot be read: opening it ended the worker process"
+    assert bad.problem == "its text cannot be read: opening it crashed the worker process"
     assert not bad.has_layer
 
 
@@ -209,7 +209,7 @@ def test_a_file_that_kills_its_worker_fails_alone(tmp_path):
         worker = pool.workers[0]
         worker._start()
         threading.Timer(0.3, lambda: os.kill(worker.process.pid, signal.SIGSEGV)).start()
-        with pytest.raises(RandSlotError, match="opening it ended the worker process"):
+        with pytest.raises(RandSlotError, match="opening it crashed the worker process"):
             pool.inspect(str(tmp_path / "deadly.png"))
 
 
@@ -259,7 +259,7 @@ for request in requests:
     print(request.exception())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.splitlines() == ["opening it ended the worker process"] * 2
+    assert done.stdout.splitlines() == ["opening it crashed the worker process"] * 2
     assert done.stderr == ""
 
 
@@ -374,5 +374,5 @@ def test_the_texts_of_a_file_have_a_budget_of_bytes_together(tmp_path, monkeypat
         pool.inspect(file)
         assert pool.read_text(file, 1).text == "some words"
         pool.unpacked[file] += pool.budgets[file][1]
-        with pytest.raises(RandSlotError, match="more than 17 MB of text together"):
+        with pytest.raises(RandSlotError, match="more than 17 MB of text in total"):
             pool.read_text(file, 1)

@@ -83,7 +83,7 @@ def test_a_page_of_a_pdf_is_rendered_at_the_size_asked_for(tmp_path):
     [
         ("ok.pdf#page=4", "has 3 pages, so there is no page 4"),
         ("ok.pdf#page=0", "there is no page 0"),
-        ("ok.pdf", r"has pages: name one, as in ok\.pdf#page=1"),
+        ("ok.pdf", r"is a document: choose a page, such as ok\.pdf#page=1"),
         ("gone.pdf#page=1", "PDF not found"),
         ("torn.pdf#page=1", "cannot read page 1 of"),
     ],

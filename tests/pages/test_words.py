@@ -7,7 +7,7 @@ import time
 import pytest
 
 from randslot.pages import NO_TEXT, Page
-from randslot.pages.text import clean_word, find_known, is_legible, is_plain, join_parts
+from randslot.pages.text import clean_word, is_legible, is_plain, join_parts, split_words
 from support.pdf import write_drawing, write_lines
 
 ENGLISH = (
@@ -64,7 +64,7 @@ def test_accents_of_old_fonts_are_joined_with_their_letters(word, expected):
 
 
 def test_a_hyphen_stays_or_goes_as_elsewhere_on_the_page():
-    known = find_known('A "well-known" WARRANTY; apt-get /get')
+    known = split_words('A "well-known" WARRANTY; apt-get /get')
     assert join_parts("well\x02known", known) == "well-known"
     assert join_parts("(Well\x02Known)", known) == "(Well-Known)"
     assert join_parts("WAR\x02RANTY.", known) == "WARRANTY."

@@ -76,7 +76,7 @@ def test_the_pages_of_a_file_have_a_budget_together(tmp_path, slow, monkeypatch)
         summary = library.add(tmp_path, workers=1)
     assert [os.path.basename(source) for source in summary.added] == ["quick.pdf"]
     (reason,) = summary.failed.values()
-    assert "took more than 2 s together" in reason
+    assert "took more than 2 s in total" in reason
 
 
 def test_an_upload_that_ended_the_service_three_times_fails(tmp_path):

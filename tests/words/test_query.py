@@ -10,10 +10,10 @@ import pytest
 
 from randslot.errors import UsageError
 from randslot.pages.text import PageText, pack_boxes
-from randslot.words.analyzer import Analyzer, get_analyzer, get_page_analyzer, number_terms
+from randslot.words.analyzer import Analyzer, get_analyzer, get_page_analyzer, hash_terms
 from randslot.words.language import NO_STEMS
 from randslot.words.query import JOINED_WEIGHT, MAX_CHARACTERS, OTHER_WEIGHT, Matcher, read_query
-from randslot.words.snippets import LENGTH, MAX_BOXES, Box, find_words
+from randslot.words.snippets import MAX_BOXES, SNIPPET_LENGTH, Box, find_words
 
 ENGLISH = get_analyzer("english")
 
@@ -47,7 +47,7 @@ def test_a_query_without_words_has_no_terms(text):
 
 def test_a_query_is_not_a_document():
     read_query("a" * MAX_CHARACTERS, ENGLISH)
-    with pytest.raises(UsageError, match="the query has 1,000,000 characters: ask with at most 10,000"):
+    with pytest.raises(UsageError, match="the query has 1,000,000 characters: use at most 10,000"):
         read_query("a" * 1_000_000, ENGLISH)
 
 
@@ -76,7 +76,7 @@ def test_what_is_marked():
 def test_neighbours_are_also_one_word(text, joined):
     query = read_query(text, ENGLISH)
     assert {term for word in query.joined for term in word.terms} == joined
-    assert set(number_terms(dict.fromkeys(joined, 1.0)).numbers) <= set(query.terms.numbers)
+    assert set(hash_terms(dict.fromkeys(joined, 1.0)).numbers) <= set(query.terms.numbers)
 
 
 def test_a_joined_word_counts_less_than_a_typed_one_and_is_never_counted_twice():
@@ -126,7 +126,7 @@ def test_a_snippet_is_where_most_of_the_words_are():
     assert "deferred tax assets" in snippet.text
     assert snippet.text.startswith("\u2026 filler")
     assert snippet.text.endswith("filler \u2026")
-    assert len(snippet.text) <= LENGTH + 4
+    assert len(snippet.text) <= SNIPPET_LENGTH + 4
 
 
 def test_boxes_are_those_of_the_words():
@@ -172,7 +172,7 @@ def test_a_query_stands_for_stems_in_several_languages():
     analyzer = get_analyzer("english", "german")
     query = read_query("Rechnungen batteries", analyzer)
     assert query.marked == {"rechnungen", "rechnung", "batteri"}
-    assert [word.text for word in query.named] == ["Rechnungen", "batteries"]
+    assert [word.text for word in query.content_words] == ["Rechnungen", "batteries"]
     for page, language in (("Rechnung", "german"), ("battery", "english")):
         assert set(get_page_analyzer(language, "english").analyse_page(page)[0].numbers) <= set(query.terms.numbers)
 

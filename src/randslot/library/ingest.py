@@ -1,6 +1,6 @@
-"""From files to stored pages: find out what changed, have it read, store it, and make complete files visible.
+"""Index files: detect changes, read and store pages, and make complete files visible.
 
-A run may be stopped or killed at any moment: vectors and what is older than five seconds stay, complete files are
+A run can be stopped or killed at any time: vectors, and texts older than five seconds, are on disk, complete files are
 visible, and the next run resumes.
 """
 
@@ -27,32 +27,32 @@ from .workers import Inspected, WorkerPool
 if TYPE_CHECKING:
     from .library import Library
 
-SAFE_SECONDS = 5.0  # between two flushes to the disk, after which complete files become visible
-SAMPLE = 40  # pages to detect the language of a library from
+SAFE_SECONDS = 5.0  # between flushes; after each, complete files become visible
+SAMPLE = 40  # pages to detect the main language from
 
 
 @dataclass
 class FileJob:
-    """A file on its way into the library: what it replaces, and which of its pages are missing.
+    """A file to index: its old version, and its missing pages.
 
-    reuse: ids of pages of the old version, by the hash of what was read of them. is_begun: the manifest has it as
-    pending. samples: of its text, which tell its language.
+    reuse: ids of pages of the old version, by hash. is_pending: the manifest has it as pending. samples: texts to
+    detect its language from.
     """
 
     file: File
     old: File | None
     missing: set[int]
     reuse: dict[str, str]
-    is_begun: bool = False
+    is_pending: bool = False
     samples: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Ingest:
-    """One run over some files of a library whose write lease is held.
+    """One indexing run, under the write lease of the library.
 
-    jobs: files in progress by id, without those that failed. complete: files to make visible. failed_before: files that
-    could not be read in the last run.
+    jobs: files in progress by id, without failed ones. complete: files to make visible. failed_before: files that
+    failed in the last run, by path.
     """
 
     library: Library
@@ -69,10 +69,10 @@ class Ingest:
     flushed_at: float = 0.0
 
     def run(self, sources: list[str]) -> None:
-        """Bring the library up to date with some files, and complete the summary."""
+        """Index new and changed files, and complete the summary."""
         known = [file.source for file in self.library.manifest.find()]
         own = str(self.library.folder.absolute())
-        self.library.words.take_root([source for source in (*known, *sources) if not is_kept(source, own)])
+        self.library.words.update_root([source for source in (*known, *sources) if not is_kept(source, own)])
         self.failed_before = {file.source: file for file in self.library.manifest.find(state="failed")}
         for source, reason in self.summary.failed.items():
             self._fail(source, reason)
@@ -95,13 +95,13 @@ class Ingest:
         self.flushed_at = time.monotonic()
         has_changes = bool(self.jobs)
         try:
-            if wanted:  # a model is not loaded before it is needed
+            if wanted:  # else the model is not loaded
                 self.report(self.progress)  # the first pages wait for the model
                 self._choose_language(wanted)
                 for pages in self.reader.read(wanted):
                     self._store(pages)
         finally:
-            self._show_complete()  # also when it is stopped
+            self._show_complete()  # also when interrupted
         tried = set(sources)
         for source, file in self.failed_before.items():
             if source not in self.summary.failed and (source in tried or is_gone(source) or os.path.isdir(source)):
@@ -110,7 +110,7 @@ class Ingest:
             self.library.store.optimize()
 
     def _fail(self, source: str, reason: str) -> None:
-        """Note that a file cannot be read; the next run counts it as a known failure."""
+        """Record that a file cannot be read; the next run counts it as a known failure."""
         self.summary.failed[source] = reason
         try:
             stat = os.stat(source)
@@ -124,10 +124,10 @@ class Ingest:
         else:
             self.library.manifest.put(now)
 
-    # -- what changed
+    # -- detect changes
 
     def _inspect(self, source: str) -> tuple[File | None, os.stat_result, Inspected]:
-        """Inspect a file, unless size and time say that it has not changed; return also what was known of it."""
+        """Inspect a file unless its size and time are unchanged; also return its old version."""
         try:
             stat = os.stat(source)
         except OSError as error:
@@ -141,10 +141,10 @@ class Ingest:
         return old, stat, self.pool.inspect(source)
 
     def _find_changes(self, source: str, old: File | None, stat: os.stat_result, found: Inspected) -> FileJob | None:
-        """Return a file as a job, if it has to be read; otherwise update what is known of it."""
+        """Return a job if the file must be read; otherwise update its entry."""
         known = old if old and old.hash == found.hash else None
         for file in [] if known else self.library.manifest.find(hash=found.hash, state="done"):
-            if is_gone(file.source):  # it was moved here
+            if is_gone(file.source):  # it was moved
                 known = file
                 break
         metadata = self.metadata
@@ -165,28 +165,28 @@ class Ingest:
         return None
 
     def _rename(self, old: File, new: File) -> None:
-        """Count the words of a moved file's pages again, if its name or folders are other ones; it is not read."""
+        """Update the term weights of a moved file's pages if its name or folders have changed, without reading it."""
         words, store = self.library.words, self.library.store
         if words.name_fields(old.source) == words.name_fields(new.source):
             return
         ids = [page_id(new.id, number) for number in store.images(new.id)]
         for start in range(0, len(ids), 100):
-            counted = []
+            weighted = []
             for page in store.read(ids[start : start + 100]).values():
                 if page.text and page.text.text:
-                    counted.append(replace(page, vectors=None, text=words.count(page.text, new.source)))
-            store.update(counted)
+                    weighted.append(replace(page, vectors=None, text=words.count(page.text, new.source)))
+            store.update(weighted)
         store.flush()
 
     def _make_job(self, new: File, old: File | None) -> FileJob:
-        """Begin with a file, or resume where an earlier run was stopped."""
+        """Start a job, or resume one of an earlier run."""
         manifest, store = self.library.manifest, self.library.store
         missing = set(range(1, new.num_pages + 1))
         for pending in manifest.find(source=new.source, state="pending"):
             if pending.hash == new.hash:
                 new = replace(new, id=pending.id)
                 missing -= store.images(new.id).keys()
-                self._recall(new)
+                self._restore_words(new)
             else:
                 clear(manifest, store, [pending])
         reuse: dict[str, str] = {}
@@ -196,17 +196,17 @@ class Ingest:
                     reuse[hash] = page_id(old.id, number)
         return FileJob(new, old, missing, reuse)
 
-    def _recall(self, file: File) -> None:
-        """Count the words of stored pages, in case an earlier run was killed before it saved the vocabulary."""
+    def _restore_words(self, file: File) -> None:
+        """Add the words of stored pages to the vocabulary, in case the earlier run was killed before it saved it."""
         store, vocabulary = self.library.store, self.library.words.vocabulary
         for page in store.read([page_id(file.id, number) for number in store.images(file.id)]).values():
             if page.text and vocabulary:
                 vocabulary.add(page.text.words)
 
-    # -- from files to pages
+    # -- read and store pages
 
     def _choose_language(self, wanted: list[WantedPages]) -> None:
-        """Detect the language of a new library from pages all over the files, which are not read twice."""
+        """Detect the main language of a new library from a sample of pages, which are cached."""
         if self.library.words.language is not None:
             return
         places = [(pages.source, number) for pages in wanted for number in pages.numbers]
@@ -214,12 +214,12 @@ class Ingest:
         texts = []
         read = self.pool.ahead(lambda place: self.pool.read_text(*place, keep=True), sample, 2 * len(self.pool.workers))
         for _, future in read:
-            if future.exception() is None:  # else the page fails again when it is stored
+            if future.exception() is None:  # else the page fails again in the main pass
                 texts.append(future.result().text)
-        self.library.words.decide(texts)
+        self.library.words.detect_language(texts)
 
     def _store(self, pages: list[ReadPage]) -> None:
-        """Store pages, and note which files are complete now, or have failed."""
+        """Store pages, and update which files are complete or have failed."""
         manifest, store = self.library.manifest, self.library.store
         for page in pages:
             if page.error and page.file in self.jobs:
@@ -231,27 +231,28 @@ class Ingest:
         pages = [page for page in pages if page.file in self.jobs]
         if not pages:
             return
-        begun: list[File] = []
+        new: list[File] = []
         reused: dict[tuple[str, int], str] = {}
         for page in pages:
             job = self.jobs[page.file]
-            if not job.is_begun:
-                begun.append(job.file)
-                job.is_begun = True
+            if not job.is_pending:
+                new.append(job.file)
+                job.is_pending = True
             if page.vectors is None and page.hash in job.reuse:
                 reused[page.file, page.number] = job.reuse[page.hash]
-        if begun:  # hidden before the first page is stored: searches leave out pending files
-            manifest.put(*begun)
+        if new:  # before the first page is stored: searches hide pending files
+            manifest.put(*new)
         old_pages = store.read(list(reused.values())) if reused else {}
         stored = []
         for page in pages:
             old = old_pages.get(reused.get((page.file, page.number), ""))
             stored.append(self._make_stored(page, old))
         store.add(stored)
-        if any(page.vectors is not None for page in stored):  # dear: no kill may lose them
+        if any(page.vectors is not None for page in stored):  # expensive: must survive a kill
             store.flush()
-        for page, one in zip(pages, stored, strict=True):
-            self.vector_bytes += 0 if one.vectors is None else BYTES_PER_NUMBER * one.vectors.size
+        for page, stored_page in zip(pages, stored, strict=True):
+            vectors = stored_page.vectors
+            self.vector_bytes += 0 if vectors is None else BYTES_PER_NUMBER * vectors.size
             self.summary.encoded += page.vectors is not None
             job = self.jobs[page.file]
             job.missing.discard(page.number)
@@ -265,9 +266,9 @@ class Ingest:
             self.report(self.progress)
 
     def _make_stored(self, page: ReadPage, old: StoredPage | None) -> StoredPage:
-        """Return a page as it is stored. old: an equal page of the old version, whose vectors and OCR text it takes."""
+        """Make the stored page. old: an identical page of the old version, to reuse vectors and OCR text."""
         vectors = old.vectors if old else page.vectors
-        if vectors is not None and not len(vectors):  # a text that a model scores nothing of
+        if vectors is not None and not len(vectors):  # a text without any tokens that the model scores
             vectors = None
         text = None
         if page.text is not None:
@@ -278,12 +279,12 @@ class Ingest:
                 text = old.text
         return StoredPage(page.file, page.number, page.hash, vectors, text, page.cut or bool(old and old.cut))
 
-    # -- from pages to visible files
+    # -- make files visible
 
     def _show_complete(self) -> None:
-        """Flush to the disk, then make complete files visible and delete what they replace.
+        """Flush to disk, then make complete files visible and delete their old versions.
 
-        Also without complete files: after a crash the engine replays what was not flushed, and that takes time.
+        It also flushes without complete files: after a crash the engine replays unflushed writes, which takes time.
         """
         self.library.store.flush()
         if self.progress.pages_done:

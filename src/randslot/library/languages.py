@@ -1,4 +1,4 @@
-"""How a library reads words: in which languages, with which fields, and the text of a page as it is stored."""
+"""The text analysis of a library: its languages, the fields of a page, and stored texts."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from typing import Any
 
 from ..pages.text import PageText
 from ..words.analyzer import MEAN_LENGTH, Analyzer, fold_case, get_analyzer, get_page_analyzer, remove_accents
-from ..words.language import DEFAULT, choose_language, detect_language, find_query_language, list_function_words
+from ..words.language import DEFAULT, choose_language, detect_language, find_query_language, load_stopwords
 from ..words.query import WordQuery, read_query
 from .stores.points import Origin, StoredText
 from .vocabulary import Vocabulary
 
-SCORING = 4  # how pages are weighted; pages that were weighted in another way are counted again
+SCORING = 4  # version of term weights; pages with older weights are weighted again
 
 
 class LibraryWords:
-    """The languages of a library, and what else the weights of its words depend on.
+    """The languages of a library, and the other settings that its term weights depend on.
 
-    languages: the usual one, and others that pages are in; none until there is a page with text. counts: how many pages
-    were read in each. each: pages are read in their own language, else all in the usual one. mean_length: terms of a
-    page. root: the folder that all files are in; folders below it are fields. begun: not all stored pages are counted
-    with these settings yet.
+    languages: the main one first; none until there is a page with text. counts: pages by language. each: whether pages
+    are stemmed in their own language, else all in the main one. mean_length: mean terms per page. root: the common
+    folder of all files; folders below it are fields. begun: some stored pages still have stale weights.
     """
 
     def __init__(
         self, settings: Mapping[str, Any], save: Callable[[dict[str, Any]], None], vocabulary: Vocabulary | None = None
     ) -> None:
-        """settings: as `save` got them."""
+        """settings: from the last `save`."""
         self._save, self.vocabulary = save, vocabulary
         self.load(settings)
 
     def load(self, settings: Mapping[str, Any]) -> None:
-        """Take the settings from library.json; another process may have written them."""
+        """Load the settings from library.json, which another process may have written."""
         language = settings.get("language")
         self.languages: tuple[str, ...] = (language, *settings.get("others", ())) if language else ()
         self.counts: Counter[str] = Counter(settings.get("counts", {}))
@@ -47,7 +46,7 @@ class LibraryWords:
         self.mean_length = float(settings.get("mean_length", MEAN_LENGTH))
         self.root = str(settings.get("root", ""))
         if self.vocabulary is not None:
-            self.vocabulary.follow(int(settings.get("vocabulary", 0)))
+            self.vocabulary.refresh(int(settings.get("vocabulary", 0)))
         is_old = bool(language) and settings.get("scoring") != SCORING
         self.begun = bool(settings.get("begun", False)) or is_old
 
@@ -61,7 +60,7 @@ class LibraryWords:
         self._save(settings | {"scoring": SCORING} | ({"begun": True} if self.begun else {}))
 
     def set(self, languages: Sequence[str], each: bool, *, begun: bool) -> None:
-        """Take other languages. begun: stored pages are still to be counted in them."""
+        """Set the languages. begun: stored pages still have to be weighted with them."""
         self.languages, self.each, self.begun = tuple(languages), each, begun
         if begun:
             self.counts.clear()
@@ -69,42 +68,42 @@ class LibraryWords:
 
     @property
     def language(self) -> str | None:
-        """The usual one."""
+        """The main language."""
         return self.languages[0] if self.languages else None
 
     def make_analyzer(self, query: str) -> Analyzer:
-        """Return the analyzer for a query: of the usual language, of other common ones, and of the query's own."""
+        """Return the analyzer for a query: with the main language, other common ones, and the query's own."""
         if not self.languages:
             return get_analyzer(None)
-        usual, *others = self.languages
-        often = 0.1 * self.counts.total()  # pages from which on a language counts for every query
-        if rare := {other for other in others if self.counts and self.counts[other] < often}:
-            own = find_query_language(query, usual)
+        main, *others = self.languages
+        min_pages = 0.1 * self.counts.total()  # of languages that every query is stemmed in
+        if rare := {other for other in others if self.counts and self.counts[other] < min_pages}:
+            own = find_query_language(query, main)
             others = [other for other in others if other == own or other not in rare]
-        return get_analyzer(usual, *others)
+        return get_analyzer(main, *others)
 
     def read_query(self, query: str, prefix: bool = False) -> WordQuery:
-        """Read a query. prefix: its last word is still being typed."""
+        """Parse a query. prefix: its last word is still being typed."""
         last = re.search(r"[^\W\d_]{2,}$", query) if prefix else None
         completions = self.complete(last[0], 5) if last else ()
-        own = find_query_language(query, self.language or DEFAULT)
-        foreign = list_function_words().get(own, frozenset()) if own not in self.languages else frozenset()
-        return read_query(query, self.make_analyzer(query), completions, self.find_rarity, foreign)
+        language = find_query_language(query, self.language or DEFAULT)
+        foreign_stopwords = frozenset() if language in self.languages else load_stopwords().get(language, frozenset())
+        return read_query(query, self.make_analyzer(query), completions, self.find_idf, foreign_stopwords)
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:
         """Return completions of a prefix, most frequent first."""
         assert self.vocabulary is not None
         return self.vocabulary.complete(remove_accents(fold_case(prefix)), num) if prefix else []
 
-    def find_rarity(self, word: str) -> float:
-        """Return how rare a word is, as BM25 counts it; a guess for what the vocabulary does not count."""
+    def find_idf(self, word: str) -> float:
+        """Return the BM25 IDF of a word; a default for words outside the vocabulary."""
         num = self.vocabulary.count(remove_accents(word)) if self.vocabulary is not None else 0
         if not num:
             return 2.0 if word.isdigit() else 4.0
         return math.log(1 + (max(self.counts.total() - num, 0) + 0.5) / (num + 0.5))
 
-    def decide(self, texts: Sequence[str]) -> None:
-        """Detect the usual language of a new library from the first texts, and the mean length of its pages."""
+    def detect_language(self, texts: Sequence[str]) -> None:
+        """Detect the main language of a new library and the mean length of its pages from the first texts."""
         texts = [text for text in texts if text]
         if self.languages or not texts:
             return
@@ -113,8 +112,8 @@ class LibraryWords:
         self.mean_length = min(max(sum(lengths) / len(lengths), 50.0), 1000.0)
         self.set((language,), self.each, begun=self.begun)
 
-    def take_root(self, sources: Iterable[str]) -> None:
-        """Find the folder that all files are in; if it is another one than before, pages are to be counted again."""
+    def update_root(self, sources: Iterable[str]) -> None:
+        """Find the common folder of all files; if it has changed, mark the weights of stored pages as stale."""
         folders = {os.path.dirname(source) for source in sources}
         try:
             root = os.path.commonpath(folders) if folders else self.root
@@ -127,27 +126,27 @@ class LibraryWords:
                 self.save()
 
     def name_fields(self, source: str) -> dict[str, str]:
-        """Return the fields of a file that come from its path: its name, and the folders below the library's root."""
+        """Return the fields from a file's path: its name, and the folders below the library's root."""
         return dict(_name_fields(source, self.root))
 
     def choose_analyzer(self, text: str) -> Analyzer:
-        """Return the analyzer for a page: of the usual language, or of the page's own."""
-        self.decide([text])
-        usual = self.language or DEFAULT
-        language = choose_language(text, usual) if self.each else usual
+        """Return the analyzer for a page: of the main language, or of the page's own."""
+        self.detect_language([text])
+        main = self.language or DEFAULT
+        language = choose_language(text, main) if self.each else main
         self.counts[language] += 1
         if language not in self.languages:
             self.set((*self.languages, language), self.each, begun=self.begun)
-        return get_page_analyzer(language, usual)
+        return get_page_analyzer(language, main)
 
     def read_page(self, text: PageText, origin: Origin, source: str, without: Origin = "none") -> StoredText:
-        """Return the text of a page as it is stored; without: the origin of a page that has no text."""
+        """Make the stored text of a page. without: the origin if the page has no text."""
         if not text.text:
             return StoredText("blank" if text.has_layer else without)
         return self.count(StoredText(origin, text.text, text.boxes, fields=dict(text.fields)), source)
 
     def count(self, stored: StoredText, source: str) -> StoredText:
-        """Return a stored text with the terms and weights that searches compare, by the settings of now."""
+        """Weigh the terms of a stored text with the current settings."""
         analyzer = self.choose_analyzer(stored.text)
         fields = {**stored.fields, **self.name_fields(source)}
         terms, words = analyzer.analyse_page(stored.text, fields, self.mean_length)
@@ -159,7 +158,7 @@ class LibraryWords:
 @lru_cache(10_000)
 def _name_fields(source: str, root: str) -> tuple[tuple[str, str], ...]:
     path = Path(source)
-    fields = [("name", f"{path.stem} {path.name}")]  # people type both
+    fields = [("name", f"{path.stem} {path.name}")]  # both are searched for
     if root and path.parent.is_relative_to(root):
         folders = path.parent.relative_to(root).parts
         if folders:
@@ -168,5 +167,5 @@ def _name_fields(source: str, root: str) -> tuple[tuple[str, str], ...]:
 
 
 def read_stored_text(stored: StoredText) -> PageText:
-    """Return a stored text with its words and their boxes."""
+    """Convert a stored text to a page text."""
     return PageText(stored.text, stored.boxes, has_layer=stored.origin == "layer", fields=stored.fields)

@@ -1,4 +1,4 @@
-"""From pages of files to texts and vectors: workers open pages ahead of the model, which encodes them in batches."""
+"""Read and encode pages: workers open them ahead of the model, which encodes batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .workers import WorkerPool
 class WantedPages:
     """Pages of a file to read.
 
-    file: its id. known: hashes of pages whose vectors are stored already; they are not encoded again.
+    file: its id. known: hashes of pages whose vectors are already stored, to skip encoding.
     """
 
     file: str
@@ -28,19 +28,19 @@ class WantedPages:
     known: frozenset[str] = frozenset()
 
     def split(self, size: int) -> Iterator[WantedPages]:
-        """Yield some pages at a time."""
+        """Yield batches of pages."""
         for start in range(0, len(self.numbers), size):
             yield replace(self, numbers=self.numbers[start : start + size])
 
 
 @dataclass(frozen=True)
 class ReadPage:
-    """A page of a file that was read: its text, what a model takes of it, and its vectors.
+    """A page that was read: its text, the model's input, and its vectors.
 
-    file: the file's id. hash: of what the model takes; a page with the same hash has the same vectors. Without a model,
-    of the text. error: why the page could not be opened; then there is nothing else. content: an image or a text, or
-    what a model has made of it; None if there is no model, or nothing for it, or the hash is known. cut: whether the
-    page has more text than the model has read.
+    file: the file's id. hash: of the model's input, or of the text without a model; equal hashes mean equal vectors.
+    error: why the page could not be opened; the other fields are empty then. content: the model's input, an image or a
+    text, possibly preprocessed; None without a model, without input, or with a known hash. cut: whether the model has
+    read only a part of the text.
     """
 
     file: str
@@ -54,16 +54,16 @@ class ReadPage:
 
 
 def open_pages(pool: WorkerPool, reads: Reads | None, pixels: int, wanted: WantedPages) -> list[ReadPage]:
-    """Open pages of a file: their texts, and images of about `pixels` pixels if that is what a model reads.
+    """Open pages of a file: their texts, and images of about `pixels` pixels for image models.
 
-    A page without text has nothing for a model that reads text: it gets its vectors when OCR has read it.
+    For a text model, a page without text has no content: it is encoded after OCR.
     """
     opened = []
     texts = pool.read_texts(wanted.source, wanted.numbers)
     for number, text in zip(wanted.numbers, texts, strict=True):
         page = ReadPage(wanted.file, number)
         try:
-            if reads == "image":  # a page that can be seen is fine without text
+            if reads == "image":  # images do not need text
                 image = pool.render(wanted.source, number, pixels)
                 hash = blake2b(f"{image.size}".encode() + image.tobytes(), digest_size=16).hexdigest()
                 text = NO_TEXT if isinstance(text, RandSlotError) else text
@@ -80,30 +80,30 @@ def open_pages(pool: WorkerPool, reads: Reads | None, pixels: int, wanted: Wante
 
 
 def hash_text(text: str) -> str:
-    """Return a hash of a text; "" for none, since pages without text are not all the same."""
+    """Hash a text; "" for an empty one, since pages without text differ."""
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if text else ""
 
 
 class FileReader(Protocol):
-    """Opens pages of files, and has a model encode them if the library has one."""
+    """Reads pages of files, and encodes them if the library has a model."""
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
-        """Yield the pages, some at a time; after one that cannot be opened, others of its file may be left out."""
+        """Yield batches of pages; after an error, other pages of the file may be missing."""
 
 
 class LocalReader:
-    """Reads in this process and its workers; takes memory for a few batches, however many pages there are."""
+    """Reads in this process and its workers; memory is bounded by a few batches."""
 
     def __init__(self, pool: WorkerPool, load_model: Callable[[], PageReader | None], batch: int) -> None:
-        """load_model: called when the first page is wanted; without a model pages have text and no vectors.
+        """load_model: called by the first read; without a model pages have no vectors.
 
-        batch: pages of the largest size that are encoded at once; of smaller ones more.
+        batch: pages per batch at the largest size; smaller pages make larger batches.
         """
         self.pool, self.load_model, self.batch = pool, load_model, batch
 
     def read(self, wanted: Sequence[WantedPages]) -> Iterator[list[ReadPage]]:
         model = self.load_model()
-        prepare = getattr(model, "prepare_page", None)  # what needs no model is done here, while it encodes other pages
+        prepare = getattr(model, "prepare_page", None)  # preprocess in threads, while the model encodes
         failed: set[str] = set()  # files with a page that cannot be opened
 
         def open_some(some: WantedPages) -> list[ReadPage]:
@@ -119,30 +119,30 @@ class LocalReader:
 
         size = 1 if model else 64  # pages per request
         work = (some for pages in wanted for some in pages.split(size))
-        waiting: list[ReadPage] = []
+        batch: list[ReadPage] = []
         for _, future in self.pool.ahead(open_some, work, (2 * self.batch if model else 2) + len(self.pool.workers)):
             for page in future.result():
                 if page.file in failed:
                     continue
                 if page.error:
                     failed.add(page.file)
-                    waiting = [other for other in waiting if other.file != page.file]
+                    batch = [other for other in batch if other.file != page.file]
                     yield [page]
                 else:
-                    waiting.append(page)
+                    batch.append(page)
             if model is None:
-                yield waiting
-                waiting = []
-            elif sum(page_share(page.content) for page in waiting) >= self.batch:
-                yield _encode(model, waiting)
-                waiting = []
+                yield batch
+                batch = []
+            elif sum(page_share(page.content) for page in batch) >= self.batch:
+                yield _encode(model, batch)
+                batch = []
                 return_freed_memory()
-        if model and waiting:
-            yield _encode(model, waiting)
+        if model and batch:
+            yield _encode(model, batch)
 
 
 def _encode(model: PageReader, pages: list[ReadPage]) -> list[ReadPage]:
-    """Encode the content of pages, all together."""
+    """Encode the content of pages in one batch."""
     contents = [page.content for page in pages if page.content is not None]
     vectors = iter(model.embed_pages(contents) if contents else ())
     encoded = []

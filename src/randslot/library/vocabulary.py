@@ -1,8 +1,8 @@
-"""The words of a library, to correct queries and to complete what is being typed.
+"""The vocabulary of a library, for typo correction and completion.
 
-Words are counted by page, in sections: those with the same first letter and length. One blob has them all, another
-those of recent pages, which join the others when they are many. So a new page costs little, and a lookup reads a few
-sections. Words of removed pages stay until all words are counted again: ask the store whether a page has a suggestion.
+It stores document frequencies in sections of words with the same first letter and length. One blob has all words,
+another those of recent pages, which is merged when it is large. So a new page is cheap to add, and a lookup reads few
+sections. Words of removed pages stay until a recount: ask the store whether a page still has a suggestion.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from ..words.language import IS_UNSPACED
 from .location import Location
 
-# Names of both blobs: on a server, and in a folder.
+# Names of the blobs: on a server, and in a folder.
 ALL, RECENT = ("vocabulary", "vocabulary.bin"), ("recent words", "vocabulary.recent.bin")
 
 
 class Section:
-    """Words of one length: their characters, how many pages have each, and which letters each has, a bit a letter."""
+    """Words of one length: their characters, document frequencies, and letters as bit masks."""
 
     def __init__(self, content: bytes, length: int) -> None:
         num = int.from_bytes(content[:4], "little")
@@ -36,7 +36,7 @@ class Section:
 
 
 def find_letters(characters: NDArray[np.uint32]) -> NDArray[np.uint64]:
-    """Return a bit for each letter of each word."""
+    """Return the letters of each word as a bit mask."""
     bits = np.uint64(1) << (characters & 63).astype(np.uint64)
     letters: NDArray[np.uint64] = np.bitwise_or.reduce(bits, axis=-1)
     return letters
@@ -44,14 +44,14 @@ def find_letters(characters: NDArray[np.uint32]) -> NDArray[np.uint64]:
 
 @lru_cache(200_000)
 def is_counted(word: str) -> bool:
-    """Whether a word is kept: one of letters, which is not written without spaces."""
+    """Whether the vocabulary has a word: only letters of scripts with spaces between words."""
     return 3 <= len(word) <= 30 and word.isalpha() and (word.isascii() or not IS_UNSPACED.match(word))
 
 
 class Vocabulary:
-    """The words of a library. Safe in several threads, one of which adds words.
+    """The words of a library. Thread-safe for several readers and one writer.
 
-    stamp: changes whenever words are saved; other processes see it in library.json.
+    stamp: increases with every save; other processes compare it with library.json.
     """
 
     def __init__(self, location: Location) -> None:
@@ -59,82 +59,86 @@ class Vocabulary:
         self.stamp = 0
         self.recent: Counter[str] | None = None
         self.is_changed = False
-        self.forget()
+        self.clear_cache()
 
-    def forget(self) -> None:
-        """Forget what was read: it is another one now."""
+    def clear_cache(self) -> None:
+        """Clear the cache of blobs and sections."""
         self._blobs: list[tuple[dict[str, Any], bytes]] | None = None
         self._sections: dict[str, list[Section]] = {}
 
-    def follow(self, stamp: int) -> None:
-        """Forget what was read if another process has saved words since."""
+    def refresh(self, stamp: int) -> None:
+        """Clear the cache if another process has saved words."""
         if stamp != self.stamp:
             self.stamp, self.recent = stamp, None
-            self.forget()
+            self.clear_cache()
 
     def count(self, word: str) -> int:
-        """Return how many pages have a word, in lower case and without accents."""
+        """Return the document frequency of a word in lower case without accents."""
         num = 0
-        for section in self._find(f"{word[:1]}{len(word)}"):
+        for section in self._find_sections(f"{word[:1]}{len(word)}"):
             words = section.characters.view(f"<U{len(word)}")[:, 0]
             i = int(np.searchsorted(words, word))
             num += int(section.counts[i]) if i < len(words) and words[i] == word else 0
         return num
 
     def add(self, words: str) -> None:
-        """Count the words of a page."""
+        """Add the words of a page."""
         if self.recent is None:
             self.recent = self._read_counts(RECENT)
         self.recent.update(filter(is_counted, set(words.split())))
         self.is_changed = True
 
     def clear(self) -> None:
-        """Forget all words; all pages are about to be counted again."""
+        """Remove all words before a recount."""
         self.recent, self.is_changed = Counter(), True
         self.location.write_blob(*ALL, write_counts({}))
 
     def save(self) -> None:
-        """Write the words of recent pages; many of them join the others."""
+        """Save the words of recent pages; if there are many, merge them into all words."""
         if self.recent is None or not self.is_changed:
             return
         size = sum(size for _, size in self._read(ALL)[0].values())
-        if len(self.recent) > max(20_000, size // 80):  # a twentieth of all: a word takes four bytes
+        if len(self.recent) > max(20_000, size // 80):  # a twentieth of all, at four bytes per word
             self.location.write_blob(*ALL, write_counts(self._read_counts(ALL) + self.recent))
             self.recent.clear()
         self.location.write_blob(*RECENT, write_counts(self.recent))
         self.stamp += 1
         self.is_changed = False
-        self.forget()
+        self.clear_cache()
 
     def suggest(self, word: str, num: int = 5) -> list[str]:
-        """Return words like one in lower case that may be misspelled: fewest edits first, then those on most pages.
+        """Suggest corrections of a word in lower case: fewest edits first, then by document frequency.
 
-        One edit, or two from eight letters on. The first letter is right, or has changed places with the second. From
-        six letters on it may be another one, if there is no such word: of shorter ones, too many are words themselves.
+        At most one edit, or two from eight letters on. The first letter must match, or be swapped with the second. From
+        six letters on it may differ if nothing else matches: too many shorter words are valid themselves.
         """
         found = self._list_similar(word, set(word[:2]))
         if len(word) < 6:
-            right = (word[0], word[1::-1])
-            found = {other: edits for other, edits in found.items() if other.startswith(right)}
+            prefixes = (word[0], word[1::-1])
+            found = {other: edits for other, edits in found.items() if other.startswith(prefixes)}
         elif not found:
             letters = {key[0] for places, _ in self._open() for key in places}
             found = self._list_similar(word, letters.difference(word[:2]))
         return sorted(found, key=lambda other: (found[other], other[0], len(other)))[:num]
 
     def _list_similar(self, word: str, first_letters: Collection[str]) -> dict[str, tuple[int, int]]:
-        """Return similar words with some first letters: their edits, and the negative number of their pages."""
+        """Return similar words with these first letters: their edits, and their negative document frequency."""
         max_edits = 0 if len(word) < 4 else 1 if len(word) < 8 else 2
         codes = np.frombuffer(word.encode("utf-32-le"), "<u4")
         letters = find_letters(codes)
         found: dict[str, tuple[int, int]] = {}
         for length in range(len(word) - max_edits, len(word) + max_edits + 1):
-            sections = [one for letter in sorted(first_letters) for one in self._find(f"{letter}{length}")]
-            # An edit changes two letters at most.
-            near = [np.bitwise_count(one.letters ^ letters) <= 2 * max_edits for one in sections]
-            counts = [num for one, some in zip(sections, near, strict=True) for num in one.counts[some].tolist()]
+            sections = [
+                section for letter in sorted(first_letters) for section in self._find_sections(f"{letter}{length}")
+            ]
+            # An edit changes at most two letters of the mask.
+            near = [np.bitwise_count(section.letters ^ letters) <= 2 * max_edits for section in sections]
+            counts = [
+                num for section, mask in zip(sections, near, strict=True) for num in section.counts[mask].tolist()
+            ]
             if not counts:
                 continue
-            similar = np.concatenate([one.characters[some] for one, some in zip(sections, near, strict=True)])
+            similar = np.concatenate([section.characters[mask] for section, mask in zip(sections, near, strict=True)])
             edits = count_edits(codes, similar)
             for i in np.flatnonzero((edits > 0) & (edits <= max_edits)).tolist():
                 other = similar[i].tobytes().decode("utf-32-le")
@@ -142,20 +146,20 @@ class Vocabulary:
         return found
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:
-        """Return the words that begin so, in lower case; those on most pages first."""
+        """Return completions of a prefix in lower case, by document frequency."""
         codes = np.frombuffer(prefix.encode("utf-32-le"), "<u4")
         found: Counter[str] = Counter()
         keys = {key for places, _ in self._open() for key in places}
         for key in keys:
             if key[0] == prefix[:1] and int(key[1:]) >= len(prefix):
-                for section in self._find(key):
+                for section in self._find_sections(key):
                     (begin,) = np.nonzero((section.characters[:, : len(prefix)] == codes).all(1))
                     for i in begin[np.argsort(-section.counts[begin].astype(np.int64))[:num]]:
                         found[section.characters[i].tobytes().decode("utf-32-le")] += int(section.counts[i])
         return sorted(found, key=lambda word: (-found[word], word))[:num]
 
-    def _find(self, key: str) -> list[Section]:
-        """Return the sections of a first letter and a length, of all words and of recent ones."""
+    def _find_sections(self, key: str) -> list[Section]:
+        """Return the sections of a first letter and length: of all words and of recent ones."""
         if key not in self._sections:
             found = []
             for places, content in self._open():
@@ -171,7 +175,7 @@ class Vocabulary:
         return self._blobs
 
     def _read(self, blob: tuple[str, str]) -> tuple[dict[str, Any], bytes]:
-        """Return where the sections of a blob are, and the sections; none if it was lost while it was written."""
+        """Return the offsets and sizes of the sections of a blob, and its content; empty if there is no blob."""
         head, _, content = (self.location.read_blob(*blob) or b"{}").partition(b"\n")
         return json.loads(head), content
 
@@ -188,21 +192,21 @@ class Vocabulary:
 
 
 def count_edits(word: NDArray[np.uint32], others: NDArray[np.uint32]) -> NDArray[np.int64]:
-    """Return the edits from a word to others of one length: letters added, left out, replaced, or two exchanged."""
+    """Return the edit distances of a word to others of one length; a transposition is one edit."""
     steps = np.arange(others.shape[1] + 1)
     before = last = np.tile(steps, (len(others), 1))
     for i, letter in enumerate(word):
-        now = last + 1  # the letter is left out
+        now = last + 1  # deletion
         now[:, 1:] = np.minimum(now[:, 1:], last[:, :-1] + (others != letter))
         if i:
-            exchanged = (others[:, :-1] == letter) & (others[:, 1:] == word[i - 1])
-            now[:, 2:] = np.where(exchanged, np.minimum(now[:, 2:], before[:, :-2] + 1), now[:, 2:])
-        before, last = last, np.minimum.accumulate(now - steps, axis=1) + steps  # letters are added
+            swapped = (others[:, :-1] == letter) & (others[:, 1:] == word[i - 1])
+            now[:, 2:] = np.where(swapped, np.minimum(now[:, 2:], before[:, :-2] + 1), now[:, 2:])
+        before, last = last, np.minimum.accumulate(now - steps, axis=1) + steps  # insertions
     return last[:, -1]
 
 
 def write_counts(counts: Mapping[str, int]) -> bytes:
-    """Return words and their counts as a blob: a line of JSON that says where each section is, and the sections."""
+    """Serialize counts as a blob: a line of JSON with the offset and size of each section, then the sections."""
     sections: dict[str, list[str]] = {}
     for word in sorted(counts):
         sections.setdefault(f"{word[0]}{len(word)}", []).append(word)

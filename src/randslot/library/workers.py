@@ -1,10 +1,9 @@
-"""Worker processes that open files: what pdfium or Pillow does with a bad file stays in there.
+"""Worker processes that open files, to isolate pdfium and Pillow from bad files.
 
-`WorkerPool` sends requests; `main` is the worker process. A request is a line of JSON with a "file", for pages their
-"numbers", and "pixels" (for an image), "box" (for a part of one), "text" (for what the file says, with "boxes" of words
-if asked), "ocr" (for what can be read in the image) or "outline". The answer is a line of JSON, after which "bytes"
-bytes may follow: pixels, or boxes of words. A worker loads no model but those of OCR, at the first such request. If it
-hangs or dies, only the pages fail that it was asked for.
+`WorkerPool` sends requests; `main` is the worker process. A request is a line of JSON with a "file", the "numbers" of
+pages, and "pixels" (for an image), "box" (for a part of it), "text" (from the file, optionally with "boxes" of words),
+"ocr" (for text from the image) or "outline". The response is a line of JSON, followed by "bytes" bytes of pixels or
+boxes. A worker loads no models except those of OCR, on demand. If it hangs or dies, only the requested pages fail.
 """
 
 from __future__ import annotations
@@ -35,30 +34,30 @@ from typing import Any, Self, TypeVar
 
 from PIL import Image
 
-from .. import pages  # imports what opens files when it is used
+from .. import pages  # imports lazily
 from ..errors import RandSlotError
 from ..pages import HEAD, KINDS, Box, PageText, short
 
 T = TypeVar("T")
 R = TypeVar("R")
-MAX_MEMORY = 4 * 2**30  # bytes that one file may take; a quarter of the machine's, if that is less
-MAX_CPU = 300  # seconds of one request, if nobody is left to end it
-FILE_SECONDS, FILE_RATE = 2.0, 10_000  # of a page of a file, in the mean; bytes of a file a second, at least
-FILE_BYTES = 2**16  # of text of a page of a file, in the mean
-PIPE_BYTES = 2**20  # an answer fits in, so that a worker does not wait until the parent reads it
+MAX_MEMORY = 4 * 2**30  # bytes per worker, and at most a quarter of the machine's
+MAX_CPU = 300  # seconds per request, if the parent has died
+FILE_SECONDS, FILE_RATE = 2.0, 10_000  # budget of a file: mean seconds per page, or bytes per second
+FILE_BYTES = 2**16  # budget of a file: mean bytes of text per page
+PIPE_BYTES = 2**20  # fits most responses, so that a worker does not wait for the parent to read them
 
 
 class WorkerEnded(RandSlotError):
-    """A worker died or took too long."""
+    """A worker died or timed out."""
 
 
 class Interrupted(Exception):
-    """The pool was closed while somebody waited for it; nothing is wrong with the file."""
+    """The pool was closed while a thread waited for it; the file is fine."""
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """What a file is: the hash of its content, how many pages it has, and what it says about itself."""
+    """The content hash, number of pages and metadata of a file."""
 
     hash: str
     num_pages: int
@@ -66,20 +65,20 @@ class Inspected:
 
 
 class WorkerPool:
-    """Some worker processes; close them, or use them in a `with` block."""
+    """A pool of worker processes; close it, or use it in a `with` block."""
 
     def __init__(self, num: int, seconds: float = 60.0, ocr_seconds: float = 120.0) -> None:
-        """seconds: that one page may take. ocr_seconds: that OCR of one may take, and loading its models before."""
+        """seconds: timeout per page. ocr_seconds: timeout for OCR of a page, including loading the models."""
         self.seconds, self.ocr_seconds = seconds, ocr_seconds
         self.workers = [Worker() for _ in range(num)]
         self.idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self.workers:
             self.idle.put(worker)
-        self.threads = ThreadPoolExecutor(num + 1)  # one waits with the next request, so that no worker idles
-        self.kept: dict[tuple[str, int], PageText] = {}
+        self.threads = ThreadPoolExecutor(num + 1)  # one more waits with the next request, so that no worker idles
+        self.cache: dict[tuple[str, int], PageText] = {}
         self.used: defaultdict[str, float] = defaultdict(float)  # seconds by file
         self.unpacked: defaultdict[str, int] = defaultdict(int)  # bytes of text by file
-        self.budgets: dict[str, tuple[float, int]] = {}  # seconds and bytes that the pages of a file may take together
+        self.budgets: dict[str, tuple[float, int]] = {}  # max seconds and bytes for all pages of a file
 
     def __enter__(self) -> Self:
         return self
@@ -88,44 +87,44 @@ class WorkerPool:
         self.close()
 
     def close(self) -> None:
-        """Kill the workers, from any thread; threads that wait for them get `Interrupted`."""
+        """Kill the workers, from any thread; waiting threads get `Interrupted`."""
         self.threads.shutdown(wait=False, cancel_futures=True)
         for worker in self.workers:
             worker.close()
         self.threads.shutdown()
 
     def inspect(self, file: str) -> Inspected:
-        """Hash a file and count its pages. Errors: RandSlotError with the reason why it cannot be opened."""
+        """Hash a file, count its pages and read its metadata. Errors: RandSlotError if it cannot be opened."""
         reply, _ = self._ask({"file": file}, self.seconds)
         num, size = reply["num_pages"], os.path.getsize(file)
-        # A small file whose pages all take long, or have much text, is one that was made to.
+        # A budget per file stops malicious small files whose pages are all slow, or have much text.
         self.budgets[file] = self.seconds + min(FILE_SECONDS * num, size / FILE_RATE), 2**24 + FILE_BYTES * num
         return Inspected(reply["hash"], reply["num_pages"], reply["properties"])
 
     def render(self, file: str, number: int, pixels: int) -> Image.Image:
-        """Open one page of a file as an image of about `pixels` pixels."""
+        """Render one page of a file at about `pixels` pixels."""
         reply, content = self._ask({"file": file, "numbers": [number], "pixels": pixels}, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
 
     def crop(self, file: str, number: int, box: Box, width: int) -> Image.Image:
-        """Open a part of a page as an image of some width in pixels; box: in fractions of the page."""
+        """Render a part of a page at `width` pixels; box: in fractions of the page."""
         request = {"file": file, "numbers": [number], "box": box, "width": width}
         reply, content = self._ask(request, self.seconds)
         return Image.frombytes("RGB", reply["size"], content)
 
     def read_outline(self, file: str) -> list[tuple[int, str, int]]:
-        """Return the outline of a file: the level from 0, the title and the page of each entry."""
+        """Read the outline of a file: the level (from 0), title and page of each entry."""
         reply, _ = self._ask({"file": file, "outline": True}, self.seconds)
         return [(level, title, page) for level, title, page in reply["outline"]]
 
     def read_text(self, file: str, number: int, *, keep: bool = False, with_boxes: bool = False) -> PageText:
         """Read the text of one page of a file, without rendering it.
 
-        keep: for the next call, which forgets it. with_boxes: also of the words of a PDF; other pages always have them.
+        keep: cache the text for the next call. with_boxes: read boxes of words in PDFs; other pages always have them.
 
-        A page that takes too much time or memory has no text but a `problem`: the file may still be fine.
+        If the worker dies or times out, the page has a `problem` and no text: other pages of the file may be fine.
         """
-        text = self.kept.pop((file, number), None)
+        text = self.cache.pop((file, number), None)
         if text is None:
             try:
                 request = {"file": file, "numbers": [number], "text": True, "boxes": with_boxes}
@@ -133,16 +132,16 @@ class WorkerPool:
             except WorkerEnded as error:
                 text = PageText(has_layer=False, problem=f"its text cannot be read: {error}")
         if keep:
-            self.kept[file, number] = text
+            self.cache[file, number] = text
         return text
 
     def read_texts(self, file: str, numbers: Sequence[int]) -> list[PageText | RandSlotError]:
-        """Read the texts of some pages together; an error in place of a page that cannot be read."""
-        wanted = [number for number in numbers if (file, number) not in self.kept]
-        if len(wanted) > 1:
-            with suppress(RandSlotError):  # one page fails: which one is found out below
-                read = _unpack_texts(*self._ask({"file": file, "numbers": wanted, "text": True}, self.seconds))
-                self.kept.update(((file, number), text) for number, text in zip(wanted, read, strict=True))
+        """Read the texts of pages in one request; return an error in place of an unreadable page."""
+        missing = [number for number in numbers if (file, number) not in self.cache]
+        if len(missing) > 1:
+            with suppress(RandSlotError):  # if a page fails, retry one by one below
+                read = _unpack_texts(*self._ask({"file": file, "numbers": missing, "text": True}, self.seconds))
+                self.cache.update(((file, number), text) for number, text in zip(missing, read, strict=True))
         texts: list[PageText | RandSlotError] = []
         for number in numbers:
             try:
@@ -152,35 +151,35 @@ class WorkerPool:
         return texts
 
     def read_by_ocr(self, file: str, number: int) -> PageText:
-        """Read the text of one page in its image, even if the file has text for it."""
+        """Read the text of one page by OCR, even if the file has text for it."""
         return _unpack_texts(*self._ask({"file": file, "numbers": [number], "ocr": True}, self.ocr_seconds))[0]
 
     def ahead(self, do: Callable[[T], R], work: Iterable[T], depth: int) -> Iterator[tuple[T, Future[R]]]:
-        """Do pieces of work in threads, at most `depth` ahead; yield each in order, with a future that is done."""
-        waiting: deque[tuple[T, Future[R]]] = deque()
+        """Run tasks in threads, at most `depth` ahead; yield each in order, with its finished future."""
+        pending: deque[tuple[T, Future[R]]] = deque()
 
         def take() -> tuple[T, Future[R]]:
-            piece, future = waiting.popleft()
-            if future.cancelled() or isinstance(future.exception(), Interrupted):  # waits
+            task, future = pending.popleft()
+            if future.cancelled() or isinstance(future.exception(), Interrupted):  # exception() waits
                 raise Interrupted
-            return piece, future
+            return task, future
 
-        for piece in work:
+        for task in work:
             if self.workers[0].closed:
                 raise Interrupted
-            waiting.append((piece, self.threads.submit(do, piece)))
-            if len(waiting) > depth:
+            pending.append((task, self.threads.submit(do, task)))
+            if len(pending) > depth:
                 yield take()
-        while waiting:
+        while pending:
             yield take()
 
     def _ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
         file = request["file"]
         max_seconds, max_bytes = self.budgets.get(file, (math.inf, math.inf))
         if self.used[file] > max_seconds and "ocr" not in request:
-            raise RandSlotError(f"its pages took more than {max_seconds:.0f} s together")
+            raise RandSlotError(f"its pages took more than {max_seconds:.0f} s in total")
         if self.unpacked[file] > max_bytes:
-            raise RandSlotError(f"its pages have more than {max_bytes / 1e6:.0f} MB of text together")
+            raise RandSlotError(f"its pages have more than {max_bytes / 1e6:.0f} MB of text in total")
         worker, start = self.idle.get(), time.monotonic()
         try:
             reply, content = worker.ask(request, seconds)
@@ -193,25 +192,25 @@ class WorkerPool:
 
 
 class Worker:
-    """One worker process, started at the first request."""
+    """One worker process, started on the first request."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.closed = False
-        self.lock = Lock()  # no process may start while, or after, another thread closes the worker
+        self.lock = Lock()  # no process may start once another thread closes the worker
 
     def ask(self, request: dict[str, Any], seconds: float) -> tuple[dict[str, Any], bytes]:
-        """Send a request and wait for its answer.
+        """Send a request and wait for its response.
 
-        Errors: RandSlotError if the worker says so; WorkerEnded if it dies, or takes longer than `seconds`.
+        Errors: RandSlotError from the worker; WorkerEnded if it dies or times out after `seconds`.
         """
         process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
-        late = Event()
+        timed_out = Event()
 
         def kill() -> None:
-            late.set()
+            timed_out.set()
             process.kill()
 
         timer = Timer(seconds, kill)
@@ -224,10 +223,10 @@ class Worker:
             if len(content) < reply.get("bytes", 0):
                 raise EOFError
         except (OSError, ValueError, EOFError) as error:
-            self._end()
+            self._kill()
             if self.closed:
                 raise Interrupted from error
-            reason = f"took more than {seconds:g} s" if late.is_set() else "opening it ended the worker process"
+            reason = f"took more than {seconds:g} s" if timed_out.is_set() else "opening it crashed the worker process"
             raise WorkerEnded(reason) from error
         finally:
             timer.cancel()
@@ -236,17 +235,17 @@ class Worker:
         return reply, content
 
     def close(self) -> None:
-        """End the process for good."""
+        """Kill the process and start no other."""
         with self.lock:
             self.closed = True
-            self._end()
+            self._kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
         with self.lock:
             if self.closed:
                 raise Interrupted
             if self.process is None or self.process.poll() is not None:
-                self._end()
+                self._kill()
                 self.process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "randslot.library.workers"],
                     stdin=subprocess.PIPE,
@@ -256,27 +255,27 @@ class Worker:
                     bufsize=PIPE_BYTES,
                     pipesize=PIPE_BYTES,
                 )
-                if passwords := pages.list_passwords():  # not in its arguments or environment, which others can see
+                if passwords := pages.list_passwords():  # arguments and environment are visible to other processes
                     assert self.process.stdin is not None
                     self.process.stdin.write(json.dumps({"passwords": passwords}).encode() + b"\n")
             return self.process
 
-    def _end(self) -> None:
+    def _kill(self) -> None:
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             for pipe in (self.process.stdin, self.process.stdout):
                 assert pipe is not None
-                with suppress(OSError):  # a request that the process did not read
+                with suppress(OSError):  # the process may not have read a request
                     pipe.close()
 
 
 def _make_environment() -> dict[str, str]:
-    """Return what a worker needs of the environment: no tokens and keys, which a bad file could get at."""
-    kept = r"PATH|HOME|LANG|LANGUAGE|TMPDIR|TEMP|TMP|SYSTEMROOT|\w*LIBRARY_PATH|TESSDATA_PREFIX|RANDSLOT_O\w+"
+    """Return the environment of a worker, without tokens and keys that a malicious file could steal."""
+    allowed = r"PATH|HOME|LANG|LANGUAGE|TMPDIR|TEMP|TMP|SYSTEMROOT|\w*LIBRARY_PATH|TESSDATA_PREFIX|RANDSLOT_O\w+"
     environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     for name, value in os.environ.items():
-        if re.fullmatch(rf"{kept}|LC_\w+|XDG_\w+|PYTHON\w+|VIRTUAL_ENV", name):
+        if re.fullmatch(rf"{allowed}|LC_\w+|XDG_\w+|PYTHON\w+|VIRTUAL_ENV", name):
             environment[name] = value
     return environment
 
@@ -285,19 +284,19 @@ def _make_environment() -> dict[str, str]:
 
 
 def main() -> None:
-    """Answer requests until there are no more, or the parent has ended."""
+    """Answer requests until stdin closes or the parent exits."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     warnings.simplefilter("ignore")
-    gc.set_threshold(100_000, 50, 50)  # usual collections take a fifth of the time
-    _limit_rights(os.getppid())
+    gc.set_threshold(100_000, 50, 50)  # default garbage collection takes a fifth of the time
+    _restrict(os.getppid())
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what libraries print must not get among the answers
-    kept = pages.OpenPdf()
+    os.dup2(2, 1)  # keep the output of libraries out of the responses
+    open_pdf = pages.OpenPdf()
     try:
         while True:
-            # A file that nobody asks for is closed after two seconds, so that it can be moved and deleted.
-            if kept.pdf is not None and os.name == "posix" and not select.select([sys.stdin], [], [], 2.0)[0]:
-                kept.close()
+            # Close a file after two idle seconds, so that it can be moved and deleted.
+            if open_pdf.pdf is not None and os.name == "posix" and not select.select([sys.stdin], [], [], 2.0)[0]:
+                open_pdf.close()
             line = sys.stdin.buffer.readline()
             if not line:
                 return
@@ -306,30 +305,30 @@ def main() -> None:
             if "passwords" in request:
                 pages.use_passwords(request["passwords"])
                 continue
-            reply, content = _answer(request, kept)
+            reply, content = _answer(request, open_pdf)
             out.write(json.dumps(reply | {"bytes": len(content)}, separators=(",", ":")).encode() + b"\n" + content)
             out.flush()
     except BrokenPipeError:
         with suppress(BrokenPipeError):
-            out.close()  # Python would print a traceback when it closes the pipe at exit
+            out.close()  # else Python prints a traceback when it closes the pipe at exit
 
 
-def _limit_rights(parent: int) -> None:
-    """Limit what a bad file can do to this process: memory, sizes of files, privileges, and life after its parent."""
-    with suppress(ImportError, ValueError, OSError):  # not on this system
+def _restrict(parent: int) -> None:
+    """Limit memory, file sizes and privileges of this process, and exit with its parent."""
+    with suppress(ImportError, ValueError, OSError):  # not supported on this system
         import resource
 
         memory = min(MAX_MEMORY, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4)
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))  # of files that an OCR engine writes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**28, 2**28))  # OCR engines write files
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    # PR_SET_PDEATHSIG would end it with the thread that has started it, and not with the process.
-    Thread(target=_end_with, args=[parent], daemon=True).start()
+    # PR_SET_PDEATHSIG would kill it with the parent's thread, not the parent process.
+    Thread(target=_exit_with, args=[parent], daemon=True).start()
 
 
 def _limit_cpu() -> None:
-    """Have the system end this process if a request takes far too long; usually the parent does so before."""
+    """Limit the CPU time of a request; usually the parent's timeout comes first."""
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -337,20 +336,22 @@ def _limit_cpu() -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _end_with(parent: int) -> None:
-    """End this process soon after its parent, also in the middle of a page."""
+def _exit_with(parent: int) -> None:
+    """Exit soon after the parent, even in the middle of a page."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
-def _answer(request: dict[str, Any], kept: pages.OpenPdf) -> tuple[dict[str, Any], bytes]:
-    """Return the answer to a request: its line, and the bytes that follow it. kept: where a PDF stays open."""
+def _answer(request: dict[str, Any], open_pdf: pages.OpenPdf) -> tuple[dict[str, Any], bytes]:
+    """Return the response to a request: its JSON, and the bytes that follow. open_pdf: keeps a PDF open."""
     file, numbers = Path(request["file"]), request.get("numbers", [])
     try:
         if "text" in request:
             with_boxes = request.get("boxes", False)
-            return _pack_texts([pages.read_file_text(file, number, kept, with_boxes=with_boxes) for number in numbers])
+            return _pack_texts(
+                [pages.read_file_text(file, number, open_pdf, with_boxes=with_boxes) for number in numbers]
+            )
         if "ocr" in request:
             from ..pages.ocr import OCR_PIXELS, read_image_text
 
@@ -366,13 +367,13 @@ def _answer(request: dict[str, Any], kept: pages.OpenPdf) -> tuple[dict[str, Any
         if "outline" in request:
             return {"outline": pages.read_outline(file)}, b""
         return _inspect(file), b""
-    except RandSlotError as error:  # the parent process adds the name of the file
+    except RandSlotError as error:  # the parent process adds the file name
         reason = re.sub(rf"(:| of|) {re.escape(str(file))}", "", str(error)).replace(str(file), "it")
     except MemoryError:
         reason = f"needs more than {MAX_MEMORY >> 30} GB of memory"
     except OSError as error:
         reason = error.strerror or str(error)
-    except Exception as error:  # a broken file can make a library fail in any way
+    except Exception as error:  # parsers can fail in any way on a damaged file
         reason = f"cannot be read: {type(error).__name__}: {error}"
     return {"error": short(reason)}, b""
 
@@ -384,11 +385,11 @@ def _inspect(file: Path) -> dict[str, Any]:
         if not os.fstat(content.fileno()).st_size:
             raise RandSlotError("the file is empty")
         kind = KINDS[file.suffix.lower()]
-        if kind.is_converted and not kind.matches(content.read(HEAD)):  # the readers of others say what is wrong
+        if kind.is_converted and not kind.matches(content.read(HEAD)):  # other formats fail with clear errors
             raise RandSlotError(f"the content is not that of a {file.suffix.lower()} file")
         content.seek(0)
         digest = hashlib.file_digest(content, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-    from ..pages.properties import read_properties  # the parent process needs none of it
+    from ..pages.properties import read_properties  # not needed in the parent process
 
     return {"hash": digest, "num_pages": pages.num_pages(file), "properties": read_properties(file)}
 

@@ -1,4 +1,4 @@
-"""From what people have (PDFs, image files, images) to pages: an upright RGB image, and the text of PDFs."""
+"""Open pages of PDFs, documents and image files as upright RGB images, and read their text."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first used: few commands need what opens files."""
+    """Import names lazily: few commands open files."""
     if name in __all__:
         for module in ("formats", "text", "pdf", "images", "page"):
             found = import_module(f".{module}", __name__)

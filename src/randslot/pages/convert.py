@@ -1,8 +1,8 @@
-"""Make a PDF of a document that has no pages, once: from then on it is read, rendered and marked as a PDF.
+"""Convert documents without pages to PDF, and cache the PDFs.
 
-LibreOffice lays texts and slides out as their authors see them, where it is installed. Everything else, and these
-without it, is set here: headings, paragraphs and tables on plain pages. The text of a plain page is kept beside the
-PDF, because no font has all characters.
+LibreOffice, if installed, renders texts and slides with their original layout. Other documents, and all without
+LibreOffice, are typeset here: headings, paragraphs and tables on plain pages. The text of plain pages is stored beside
+the PDF, because no font has all characters.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from ..files import write_whole
 from .documents import Block, Document, check_unpacked, read_document
 from .text import PageText, pack_boxes
 
-VERSION = 3  # of what is made here: a change makes cached files stale
-LAID_OUT = (".docx", ".odt", ".rtf", ".pptx", ".odp", ".doc", ".ppt")  # by LibreOffice, where there is one
-ONLY_BY_OFFICE = {".doc": ".docx", ".ppt": ".pptx", ".xls": ".xlsx"}  # and what to save them as without it
+VERSION = 3  # of the converter: a new version invalidates cached files
+OFFICE_SUFFIXES = (".docx", ".odt", ".rtf", ".pptx", ".odp", ".doc", ".ppt")  # converted by LibreOffice if installed
+OFFICE_ONLY = {".doc": ".docx", ".ppt": ".pptx", ".xls": ".xlsx"}  # and formats that need no LibreOffice
 MAX_PAGES = 5000
-MAX_CACHE = 2 * 2**30  # bytes of converted files; those used last stay
+MAX_CACHE = 2 * 2**30  # bytes of converted files
 
 
 def convert_to_pdf(file: Path) -> Path:
-    """Return a PDF of a document, from the cache or made now. Errors: RandSlotError if it cannot be read."""
+    """Convert a document to PDF, or return the cached PDF. Errors: RandSlotError if it cannot be read."""
     stat = file.stat()
     key = f"{VERSION} {file.absolute()} {stat.st_size} {stat.st_mtime_ns}"
     folder = find_cache()
     pdf = folder / f"{blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}.pdf"
     if pdf.is_file():
-        os.utime(pdf)  # used last
+        os.utime(pdf)  # most recently used
         return pdf
     folder.mkdir(parents=True, exist_ok=True)
-    if pdf.name.startswith("0"):  # once in sixteen times
+    if pdf.name.startswith("0"):  # in one of sixteen conversions
         trim_cache(folder)
     check_unpacked(file)
     suffix, office = file.suffix.lower(), find_office()
-    if office is None and suffix in ONLY_BY_OFFICE:
-        raise RandSlotError(f"{file} needs LibreOffice: install it, or save the file as {ONLY_BY_OFFICE[suffix]}")
+    if office is None and suffix in OFFICE_ONLY:
+        raise RandSlotError(f"{file} needs LibreOffice: install it, or save the file as {OFFICE_ONLY[suffix]}")
     with tempfile.TemporaryDirectory(prefix="randslot-") as temporary:
-        if office is not None and suffix in LAID_OUT:
+        if office is not None and suffix in OFFICE_SUFFIXES:
             write_whole(pdf, run_office(office, file, "pdf", Path(temporary)).read_bytes())
             return pdf
         if suffix == ".xls":
@@ -73,10 +73,10 @@ def convert_to_pdf(file: Path) -> Path:
 
 
 def trim_cache(folder: Path, max_bytes: int = MAX_CACHE) -> None:
-    """Delete converted files that were not used for longest, if there are too many of them."""
+    """Delete the least recently used converted files above a size limit."""
     sizes: dict[Path, tuple[float, int]] = {}
     for pdf in folder.glob("*.pdf"):
-        with suppress(OSError):  # another process deletes too
+        with suppress(OSError):  # another process may delete files too
             stat = pdf.stat()
             text = pdf.with_suffix(".json")
             sizes[pdf] = stat.st_mtime, stat.st_size + (text.stat().st_size if text.is_file() else 0)
@@ -92,7 +92,7 @@ def trim_cache(folder: Path, max_bytes: int = MAX_CACHE) -> None:
 
 
 def read_plain_text(pdf: Path, number: int) -> PageText | None:
-    """Return the text of a page that was set here; None for one that LibreOffice has laid out."""
+    """Return the text of a plain page; None if LibreOffice converted the document."""
     pages = _load_texts(pdf.with_suffix(".json"))
     if pages is None:
         return None
@@ -109,7 +109,7 @@ def _load_texts(file: Path) -> list[dict[str, Any]] | None:
 
 
 def find_cache() -> Path:
-    """Return the folder of converted files; it may be deleted at any time."""
+    """Return the cache folder of converted files; it is safe to delete at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "randslot" / "converted"
 
 
@@ -118,11 +118,11 @@ def find_cache() -> Path:
 
 @cache
 def find_office() -> str | None:
-    """Return the program of LibreOffice; None if it is not installed, or switched off by RANDSLOT_OFFICE=none."""
+    """Return the path of LibreOffice; None if not installed, or disabled by RANDSLOT_OFFICE=none."""
     return None if os.environ.get("RANDSLOT_OFFICE") == "none" else shutil.which("soffice")
 
 
-# No macros, no links to elsewhere.
+# No macros, no external links.
 SETTINGS = """<?xml version="1.0" encoding="UTF-8"?>
 <oor:items xmlns:oor="http://openoffice.org/2001/registry">
 <item oor:path="/org.openoffice.Office.Common/Security/Scripting"><prop oor:name="MacroSecurityLevel"><value>3</value>
@@ -133,7 +133,7 @@ SETTINGS = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 def run_office(office: str, file: Path, to: str, folder: Path, seconds: float = 50.0) -> Path:
-    """Convert a file by LibreOffice, one at a time: it locks its profile."""
+    """Convert a file with LibreOffice; only one process at a time can use its profile."""
     profile = find_cache() / "libreoffice"
     settings = profile / "user" / "registrymodifications.xcu"
     if not settings.is_file():
@@ -152,24 +152,24 @@ def run_office(office: str, file: Path, to: str, folder: Path, seconds: float = 
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise RandSlotError(f"{file} takes LibreOffice more than {seconds:g} s") from error
+            raise RandSlotError(f"{file} timed out in LibreOffice after {seconds:g} s") from error
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    made = folder / f"{file.stem}.{to}"
-    if not made.is_file():
+    output = folder / f"{file.stem}.{to}"
+    if not output.is_file():
         raise RandSlotError(f"{file} cannot be read by LibreOffice: is it damaged?")
-    return made
+    return output
 
 
 # -- plain pages
 
 
 class Typesetter:
-    """Sets the blocks of a document on pages of a PDF, from top to bottom. Lengths are in points.
+    """Typesets the blocks of a document on the pages of a PDF. Lengths are in points.
 
-    texts: of the pages that are complete, with the boxes of their words, and the headings on them and above them.
+    texts: texts of finished pages, with boxes of words and fields.
     """
 
     margin = 56.0
@@ -177,15 +177,15 @@ class Typesetter:
     def __init__(self, document: Document) -> None:
         self.document = document
         self.width, self.height = (842.0, 595.0) if document.is_wide else (595.0, 842.0)
-        self.room = self.width - 2 * self.margin
+        self.line_width = self.width - 2 * self.margin
         self.canvas = Canvas("", pagesize=(self.width, self.height), pageCompression=1)
         self.canvas.setTitle(document.title)
         self.regular, self.bold = find_fonts()
         self.texts: list[dict[str, Any]] = []
-        self.above: list[str] = []  # the headings that the next block is below, by level
-        self._clear()
+        self.above: list[str] = []  # headings above the next block, by level
+        self._start_page()
 
-    def _clear(self) -> None:
+    def _start_page(self) -> None:
         self.y = self.height - self.margin
         self.lines: list[str] = []
         self.boxes: list[tuple[float, float, float, float]] = []
@@ -193,7 +193,7 @@ class Typesetter:
         self.sections = list(self.above)
 
     def run(self) -> Iterator[int]:
-        """Set all blocks; yield the number of pages after each of them."""
+        """Typeset all blocks; yield the number of finished pages after each."""
         rows: list[Sequence[str]] = []
         for block in self.document.blocks:
             if block.kind == "row":
@@ -212,7 +212,7 @@ class Typesetter:
         self._end_page(last=True)
 
     def _end_page(self, last: bool = False) -> None:
-        """Complete a page, unless nothing is on it; a document has at least one."""
+        """Finish a page, unless it is empty; a document has at least one page."""
         if not self.lines and not (last and not self.texts):
             return
         fields = {"title": self.document.title, "heading": "\n".join(self.headings)}
@@ -221,7 +221,7 @@ class Typesetter:
         boxes = base64.b64encode(pack_boxes(self.boxes)).decode()
         self.texts.append({"text": "\n".join(self.lines), "boxes": boxes, "fields": fields})
         self.canvas.showPage()
-        self._clear()
+        self._start_page()
 
     def _set_heading(self, block: Block) -> None:
         text = " ".join(block.text.split())
@@ -238,17 +238,17 @@ class Typesetter:
         self.y -= 0.3 * size
 
     def _set_lines(self, text: str, font: str, size: float) -> None:
-        for line in wrap(text, font, size, self.room) or [""]:
+        for line in wrap(text, font, size, self.line_width) or [""]:
             if self.y - 1.35 * size < self.margin:
                 self._end_page()
             if not line.strip() and not self.lines:
-                continue  # no page begins with blank lines: one of nothing else would have no text
+                continue  # start no page with blank lines: it may have no others
             self.y -= 1.35 * size
             if words := self._draw(line, font, size, self.margin):
                 self.lines.append(" ".join(words))
 
     def _set_table(self, rows: Sequence[Sequence[str]]) -> Iterator[int]:
-        """Set rows in columns as wide as their longest texts, as far as there is room; yield the number of pages."""
+        """Typeset rows in columns proportional to their longest texts; yield the number of finished pages."""
         size = 9.0
         longest = [4] * max((len(row) for row in rows), default=0)
         for row in rows:
@@ -257,7 +257,7 @@ class Typesetter:
         for row in rows:
             if not any(cell.strip() for cell in row):
                 continue
-            widths = [self.room * length / sum(longest) for length in longest]
+            widths = [self.line_width * length / sum(longest) for length in longest]
             cells = [
                 wrap(cell, self.regular, size, max(width - 8, size)) for cell, width in zip(row, widths, strict=False)
             ]
@@ -276,11 +276,11 @@ class Typesetter:
                 self.lines.append(" ".join(words))
             self.canvas.setLineWidth(0.3)
             self.canvas.setStrokeGray(0.7)
-            self.canvas.line(self.margin, self.y, self.margin + self.room, self.y)
+            self.canvas.line(self.margin, self.y, self.margin + self.line_width, self.y)
             yield len(self.texts)
 
     def _draw(self, line: str, font: str, size: float, x: float) -> list[str]:
-        """Draw one line at the height that was reached; return its words."""
+        """Draw one line at the current height; return its words."""
         words = line.split()
         if not words:
             return []
@@ -297,16 +297,16 @@ class Typesetter:
         return words
 
 
-def wrap(text: str, font: str, size: float, room: float) -> list[str]:
-    """Split a text into lines that fit; a word that is wider than a line is split too."""
+def wrap(text: str, font: str, size: float, width: float) -> list[str]:
+    """Wrap a text into lines; split words that are wider than a line."""
     lines: list[str] = []
     for paragraph in text.splitlines():
         shown = "".join(character for character in paragraph.expandtabs(4) if character.isprintable())
-        line = shown[: len(shown) - len(shown.lstrip())][:40]  # indented code stays so
+        line = shown[: len(shown) - len(shown.lstrip())][:40]  # keep the indentation of code
         for word in shown.split():
-            for part in split_word(word, font, size, room):
+            for part in split_word(word, font, size, width):
                 longer = f"{line} {part}" if line.strip() else line + part
-                if line.strip() and pdfmetrics.stringWidth(longer, font, size) > room:
+                if line.strip() and pdfmetrics.stringWidth(longer, font, size) > width:
                     lines.append(line)
                     longer = part
                 line = longer
@@ -314,17 +314,17 @@ def wrap(text: str, font: str, size: float, room: float) -> list[str]:
     return lines
 
 
-def split_word(word: str, font: str, size: float, room: float) -> Iterable[str]:
-    """Split a word into parts that fit into a line: Chinese has no spaces, and addresses are long."""
-    num = max(int(room / size), 1)  # so many of the widest characters fit
-    if len(word) <= num or pdfmetrics.stringWidth(word, font, size) <= room:
+def split_word(word: str, font: str, size: float, width: float) -> Iterable[str]:
+    """Split a word into parts that fit into a line: Chinese has no spaces, and URLs are long."""
+    num = max(int(width / size), 1)  # of the widest characters
+    if len(word) <= num or pdfmetrics.stringWidth(word, font, size) <= width:
         return [word]
     return [word[start : start + num] for start in range(0, len(word), num)]
 
 
 @cache
 def find_fonts() -> tuple[str, str]:
-    """Return the names of a regular and a bold font: of the system, for more scripts, or of reportlab."""
+    """Return the names of a regular and a bold font: of the system, which have more scripts, or of reportlab."""
     folders = ["/usr/share/fonts", "/usr/local/share/fonts", "/Library/Fonts", "/System/Library/Fonts/Supplemental"]
     pairs = [("DejaVuSans.ttf", "DejaVuSans-Bold.ttf"), ("Arial Unicode.ttf", "Arial Bold.ttf")]
     pairs += [("NotoSans-Regular.ttf", "NotoSans-Bold.ttf"), ("Vera.ttf", "VeraBd.ttf")]
@@ -333,7 +333,7 @@ def find_fonts() -> tuple[str, str]:
             for name in pair:
                 found = next((path for folder in folders for path in Path(folder).rglob(name)), name)
                 pdfmetrics.registerFont(TTFont(Path(name).stem, str(found)))
-        except TTFError:  # not there
+        except TTFError:  # not installed
             continue
         return Path(pair[0]).stem, Path(pair[1]).stem
-    raise AssertionError("reportlab has Vera")
+    raise AssertionError("reportlab includes Vera")

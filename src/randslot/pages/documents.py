@@ -1,6 +1,6 @@
-"""Read the content of documents without pages (Office files, web pages, mail, notes) as a list of blocks.
+"""Read documents without pages (Office files, web pages, mail, notes) as lists of blocks.
 
-Nothing in a file is run or fetched: no macros, no links, no external entities.
+It runs no macros, follows no links and loads no external entities.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from xml.etree import ElementTree
 from ..errors import RandSlotError
 from ..extras import needs_extra
 
-MAX_UNPACKED = 500 * 2**20  # bytes of all parts of a zip file
+MAX_UNPACKED = 500 * 2**20  # uncompressed bytes of a zip file
 
 
 @dataclass(frozen=True)
 class Block:
-    """A heading (level 1 to 6), a paragraph, a row of a table, or the beginning of a new page."""
+    """A heading (level 1 to 6), a paragraph, a table row, or a page break."""
 
     kind: Literal["heading", "text", "row", "page"]
     text: str = ""
@@ -38,7 +38,7 @@ class Block:
 
 @dataclass
 class Document:
-    """The title of a document, and its content. is_wide: its pages are wider than high."""
+    """The title and content of a document. is_wide: landscape pages."""
 
     title: str = ""
     blocks: list[Block] = field(default_factory=list)
@@ -52,12 +52,12 @@ def read_document(file: Path) -> Document:
         return READERS[suffix](file)
     except (RandSlotError, FileNotFoundError, PermissionError, MemoryError):
         raise
-    except Exception as error:  # a damaged file can make a library fail in any way
-        raise RandSlotError(f"{file} is damaged, or no {suffix} file: {type(error).__name__}: {error}") from error
+    except Exception as error:  # parsers can fail in any way on a damaged file
+        raise RandSlotError(f"{file} is damaged or not a {suffix} file: {type(error).__name__}: {error}") from error
 
 
 def check_unpacked(file: Path) -> None:
-    """Refuse a zip file that unpacks to too much, before any program opens it."""
+    """Reject zip bombs before any program opens the file."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             if sum(part.file_size for part in archive.infolist()) > MAX_UNPACKED:
@@ -68,7 +68,7 @@ def check_unpacked(file: Path) -> None:
 
 
 def decode(content: bytes) -> str:
-    """Decode a text in UTF-8 or UTF-16, else in Windows' Latin encoding, which takes every byte."""
+    """Decode text as UTF-8 or UTF-16, with Windows-1252 as fallback."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return content.decode("utf-16", "replace")
     try:
@@ -82,7 +82,7 @@ def read_text(file: Path) -> Document:
 
 
 def split_paragraphs(text: str) -> Iterator[Block]:
-    """Yield a block for each line; empty lines part paragraphs, and a form feed begins a page."""
+    """Yield a block per line; empty lines separate paragraphs, form feeds pages."""
     for i, page in enumerate(text.split("\f")):
         if i:
             yield Block("page")
@@ -182,7 +182,7 @@ class HtmlReader(HTMLParser):
         return text
 
     def end_block(self) -> None:
-        """Add what was read since the last block as a heading or a paragraph."""
+        """Add the text since the last block as a heading or a paragraph."""
         text = self.take_text()
         if text:
             self.document.blocks.append(Block("heading", text, self.level) if self.level else Block("text", text))
@@ -210,7 +210,7 @@ def read_html(file: Path) -> Document:
 
 
 def read_epub(file: Path) -> Document:
-    """Read the chapters of a book in their order, each from a new page on."""
+    """Read the chapters of a book in order, each on a new page."""
     document = Document()
     with zipfile.ZipFile(file) as archive:
         package_name = find_package(archive)
@@ -230,15 +230,15 @@ def read_epub(file: Path) -> Document:
 
 
 def find_package(archive: zipfile.ZipFile) -> str:
-    """Return the part of an EPUB that lists all others."""
+    """Return the name of an EPUB's package document, which lists all parts."""
     container = parse_xml(archive.read("META-INF/container.xml"))
     return next(root.attrib["full-path"] for root in container.iter() if root.tag.endswith("}rootfile"))
 
 
 def parse_xml(content: bytes) -> ElementTree.Element:
-    """Parse XML without a document type, which is what entities that grow or name files need."""
+    """Parse XML; reject document types, which entity attacks need."""
     if b"<!DOCTYPE" in content[:2000] or b"<!ENTITY" in content:
-        raise RandSlotError("its XML has a document type, which may hide entities")
+        raise RandSlotError("its XML declares a document type or entities, which are unsafe")
     return ElementTree.fromstring(content)
 
 
@@ -276,7 +276,7 @@ def read_outlook(file: Path) -> Document:
 
 
 def read_outlook_properties(file: Path) -> dict[str, str]:
-    """Read a message of Outlook: a compound file, in which each property has a stream; some end with NUL."""
+    """Read an Outlook message: a compound file with a stream per property; some end with NUL."""
     with needs_extra():
         import olefile
 
@@ -291,7 +291,7 @@ def read_outlook_properties(file: Path) -> dict[str, str]:
                     break
         names = [path for path in message.listdir() if path[-1] == "__substg1.0_3707001F"]
         attachments = [message.openstream(path).read().decode("utf-16-le", "replace").rstrip("\0") for path in names]
-    sent = re.search(r"(?im)^date:\s*(.+)$", found["head"])  # of the mail that it came as
+    sent = re.search(r"(?im)^date:\s*(.+)$", found["head"])  # from the mail headers
     found |= {"title": found["title"].strip(), "date": sent[1] if sent else "", "attachments": "\n".join(attachments)}
     return found
 
@@ -343,7 +343,7 @@ def read_pptx(file: Path) -> Document:
 
 
 def _list_shapes(shapes: Any) -> Iterator[Any]:
-    """Yield the shapes of a slide, also those in groups."""
+    """Yield the shapes of a slide, including those in groups."""
     for shape in shapes:
         if hasattr(shape, "shapes"):
             yield from _list_shapes(shape.shapes)
@@ -368,7 +368,7 @@ def read_xlsx(file: Path) -> Document:
 
 
 def read_opendocument(file: Path) -> Document:
-    """Read text, slides or sheets of OpenDocument, whose elements have the same names in all of them."""
+    """Read OpenDocument text, slides or sheets, which share their element names."""
     with zipfile.ZipFile(file) as archive:
         content = parse_xml(archive.read("content.xml"))
         about = parse_xml(archive.read("meta.xml")) if "meta.xml" in archive.namelist() else ElementTree.Element("none")
@@ -400,7 +400,7 @@ def read_opendocument(file: Path) -> Document:
 
 
 def _get_text(element: ElementTree.Element) -> str:
-    """Return the text of a paragraph, with its tabs and repeated spaces as one space."""
+    """Return the text of a paragraph; tabs, line breaks and repeated spaces are one space."""
     parts = [element.text or ""]
     for child in element:
         if child.tag.rpartition("}")[2] in ("s", "tab", "line-break"):

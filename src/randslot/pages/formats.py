@@ -1,4 +1,4 @@
-"""Paths of pages: "scan.png" is a file that is one page, "report.pdf#page=3" is a page of a file with several."""
+"""File formats, and page paths: "scan.png" is a one-page file, "report.pdf#page=3" a page of a document."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-PIXELS = 1536 * 32 * 32  # of a page image: the default number of visual tokens, 32 x 32 pixels each
-HEAD = 1024  # bytes at the beginning of a file that show its kind
+PIXELS = 1536 * 32 * 32  # of a page image: 1536 visual tokens of 32 x 32 pixels
+HEAD = 1024  # bytes of a file that show its format
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of file. beginnings: regular expressions, one of which matches the first `HEAD` bytes of such a file.
+    """A file format. signatures: regular expressions, one of which must match the first `HEAD` bytes.
 
-    type: what people call it, to filter by. is_converted: a PDF is made of it, whose pages are read.
+    type: a group of formats, for filters. is_converted: whether its pages are those of a PDF converted from it.
     """
 
     media_type: str
-    beginnings: tuple[bytes, ...]
+    signatures: tuple[bytes, ...]
     type: str = "image"
     has_pages: bool = False
     is_converted: bool = False
 
     def matches(self, head: bytes) -> bool:
-        """Whether the first `HEAD` bytes of a file are those of this kind."""
-        return any(re.match(beginning, head) for beginning in self.beginnings)
+        """Whether the first `HEAD` bytes of a file have this format."""
+        return any(re.match(signature, head) for signature in self.signatures)
 
 
 PDF = Kind("application/pdf", (rb"(?s).{0,1019}%PDF-",), "pdf", has_pages=True)
@@ -33,9 +33,9 @@ JPEG = Kind("image/jpeg", (rb"\xff\xd8\xff",))
 TIFF = Kind("image/tiff", (rb"II[*+]\0", rb"MM\0[*+]"), has_pages=True)
 
 
-def converted(media_type: str, beginning: bytes, type: str) -> Kind:
-    """Return a kind of file that a PDF is made of."""
-    return Kind(media_type, (beginning,), type, has_pages=True, is_converted=True)
+def converted(media_type: str, signature: bytes, type: str) -> Kind:
+    """Return a format that is converted to PDF."""
+    return Kind(media_type, (signature,), type, has_pages=True, is_converted=True)
 
 
 ZIP, OLE, TEXT = rb"PK\x03\x04", rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", rb"(?s)[^\0]*\Z|\xff\xfe|\xfe\xff"
@@ -83,14 +83,14 @@ DOCUMENT_SUFFIXES = tuple(KINDS)
 
 
 def find_page(page: str) -> tuple[str, int] | None:
-    """Split "report.pdf#page=3" into the file and the number; None if it is no such path."""
+    """Split "report.pdf#page=3" into file and page number; None for other paths."""
     file, separator, number = page.rpartition("#page=")
     kind = KINDS.get(Path(file).suffix.lower())
     return (file, int(number)) if separator and kind and kind.has_pages and number.isdecimal() else None
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have gives False."""
+    """Whether a file exists; False for invalid names."""
     try:
         return path.is_file()
     except (OSError, ValueError):
@@ -98,16 +98,16 @@ def is_file(path: Path) -> bool:
 
 
 def page_file(page: str) -> Path:
-    """Return the file that a page's path points into: the path itself, or the PDF before "#page=3"."""
+    """Return the file of a page path: the path itself, or the part before "#page=3"."""
     found = None if is_file(Path(page)) else find_page(page)
     return Path(found[0] if found else page)
 
 
 def show_pages(num: int) -> str:
-    """Return a number of pages in words."""
+    """Format a number of pages."""
     return "1 page" if num == 1 else f"{num} pages"
 
 
 def short(name: str) -> str:
-    """Return a name as it may stand in one line of an error: unchanged if it is printable and not too long."""
+    """Escape and shorten a name for an error message, unless it is printable and short."""
     return name if name.isprintable() and 0 < len(name) <= 300 else ascii(name[:80])

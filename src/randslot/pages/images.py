@@ -1,4 +1,4 @@
-"""Image files and images in memory as upright RGB images on white paper."""
+"""Convert image files and images in memory to upright RGB images on white."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ..errors import RandSlotError
 from ..extras import needs_extra
 from .formats import KINDS, short, show_pages
 
-LARGE = 50_000_000  # pixels, 200 MB: a larger image is made smaller while it is read, where a small one is wanted
-GAP = 3.0  # times the wanted width and height, down to which pixels are averaged before the exact resampling
-ROWS = 256  # about how many are converted at once
+LARGE = 50_000_000  # pixels, 200 MB: to shrink a larger image, it is downscaled while it is read
+GAP = 3.0  # averaging stops at this multiple of the target size; the rest is resampled exactly
+ROWS = 256  # rows converted at once, about
 
 
 def num_image_pages(file: Path) -> int:
-    """Return how many pages an image file has; only a TIFF can have more than one.
+    """Count the pages of an image file; only a TIFF can have more than one.
 
-    Errors: RandSlotError if it is cut off or corrupt, by the pixels of its first page.
+    Errors: RandSlotError if its first page is truncated or corrupt.
     """
     with image_page(file, str(file), 1) as image:
         num = getattr(image, "n_frames", 1) if KINDS[file.suffix.lower()].has_pages else 1
         image.seek(0)
-        image.draft(None, (1, 1))  # does nothing if it is no JPEG
+        image.draft(None, (1, 1))  # only JPEGs
         image.load()
         return num
 
 
 def open_image(source: Path | BytesIO, name: str, number: int = 1, pixels: int | None = None) -> Image.Image:
-    """Open one page of an image file, counted from 1, shrunk to about `pixels` pixels if that is given.
+    """Open one page (from 1) of an image file, shrunk to about `pixels` pixels if given.
 
-    name: what errors call it. Of an image of more than `LARGE` pixels that is to be shrunk, only the file's own pixels
-    are in memory; then values may differ by a little.
+    name: for errors. An image of more than `LARGE` pixels is shrunk without a full RGB copy in memory; its values may
+    differ slightly.
     """
     with image_page(source, name, number) as image:
         if pixels is None:
@@ -63,22 +63,22 @@ def image_page(source: Path | BytesIO, name: str, number: int) -> Iterator[Image
 
 
 def to_upright_rgb(image: Image.Image, name: str) -> Image.Image:
-    """Return an image in RGB, turned as its EXIF data says, on white where it is transparent."""
+    """Convert an image to RGB: rotated by its EXIF orientation, transparency on white."""
     if not image.width or not image.height:
         raise RandSlotError(f"empty page image, {image.width}x{image.height} pixels: {name}")
     with _image_errors(name):
         image.load()
-        return _to_rgb(_turn(image, image))
+        return _to_rgb(_rotate(image, image))
 
 
 def shrink(image: Image.Image, pixels: int) -> Image.Image:
-    """Return an image with at most about `pixels` pixels, of the same shape."""
+    """Shrink an image to about `pixels` pixels, if larger; keep its aspect ratio."""
     size = _find_size(image.size, pixels)
     return image if size == image.size else image.resize(size, Image.Resampling.LANCZOS, reducing_gap=GAP)
 
 
 def to_jpeg(image: Image.Image, max_bytes: int) -> bytes:
-    """Return an image as a JPEG file of at most `max_bytes`, made smaller if it must be."""
+    """Encode an image as a JPEG file of at most `max_bytes`, downscaled as needed."""
     while True:
         file = BytesIO()
         image.save(file, "JPEG", quality=80)
@@ -88,13 +88,13 @@ def to_jpeg(image: Image.Image, max_bytes: int) -> bytes:
 
 
 def _find_size(size: tuple[int, int], pixels: int) -> tuple[int, int]:
-    """Return the size of an image when it is shrunk to about `pixels` pixels."""
+    """Return the size of an image shrunk to about `pixels` pixels."""
     scale = (pixels / (size[0] * size[1])) ** 0.5
     return size if scale >= 1 else (max(round(size[0] * scale), 1), max(round(size[1] * scale), 1))
 
 
 def limit_aspect(image: Image.Image, max_aspect: float) -> Image.Image:
-    """Pad an extremely wide or tall image with white until no side is more than `max_aspect` times the other."""
+    """Pad an image with white to an aspect ratio of at most `max_aspect`."""
     width, height = image.size
     min_side = math.ceil(max(width, height) / max_aspect)
     if min(width, height) >= min_side:
@@ -107,7 +107,7 @@ def limit_aspect(image: Image.Image, max_aspect: float) -> Image.Image:
 
 @contextmanager
 def _image_errors(name: str) -> Iterator[None]:
-    """Turn what Pillow raises for a bad image into one line that names it."""
+    """Convert Pillow's errors to one-line errors with the image's name."""
     try:
         yield
     except RandSlotError:
@@ -123,28 +123,28 @@ def _image_errors(name: str) -> Iterator[None]:
 
 
 def _read_reduced(image: Image.Image, pixels: int) -> Image.Image:
-    """Read an opened image file upright and in RGB, some times smaller, but no smaller than `GAP` times as wanted.
+    """Read an opened image file upright and in RGB, downscaled to at least `GAP` times the target size.
 
-    A JPEG is decoded at a reduced size. Of others, a few rows at a time are converted and averaged.
+    A JPEG is decoded at a reduced size; other images are converted and averaged a few rows at a time.
     """
     width, height = _find_size(image.size, pixels)
-    image.draft(None, (round(GAP * width), round(GAP * height)))  # does nothing if it is no JPEG
+    image.draft(None, (round(GAP * width), round(GAP * height)))  # only JPEGs
     image.load()
     original = image
     if _is_deep(image):
-        image = _to_8_bit(image)  # by the brightest of all pixels
-    times = max(int(min(image.width / width, image.height / height) / GAP), 1)
-    small = Image.new("RGB", (-(-image.width // times), -(-image.height // times)))
-    rows = times * max(ROWS // times, 1)
+        image = _to_8_bit(image)  # scaled by the brightest pixel of the whole image
+    factor = max(int(min(image.width / width, image.height / height) / GAP), 1)
+    small = Image.new("RGB", (-(-image.width // factor), -(-image.height // factor)))
+    rows = factor * max(ROWS // factor, 1)
     for top in range(0, image.height, rows):
         part = _to_rgb(image.crop((0, top, image.width, min(top + rows, image.height))))
-        small.paste(part.reduce(times), (0, top // times))
-    return _turn(small, original)
+        small.paste(part.reduce(factor), (0, top // factor))
+    return _rotate(small, original)
 
 
-def _turn(image: Image.Image, original: Image.Image) -> Image.Image:
-    """Turn an image as the EXIF data of the original say; an upright one is not copied, to save memory."""
-    turns = {
+def _rotate(image: Image.Image, original: Image.Image) -> Image.Image:
+    """Rotate an image by the EXIF orientation of the original; do not copy an upright one."""
+    transposes = {
         2: Image.Transpose.FLIP_LEFT_RIGHT,
         3: Image.Transpose.ROTATE_180,
         4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -153,12 +153,12 @@ def _turn(image: Image.Image, original: Image.Image) -> Image.Image:
         7: Image.Transpose.TRANSVERSE,
         8: Image.Transpose.ROTATE_90,
     }
-    turn = turns.get(original.getexif().get(ExifTags.Base.Orientation, 1))
-    return image if turn is None else image.transpose(turn)
+    transpose = transposes.get(original.getexif().get(ExifTags.Base.Orientation, 1))
+    return image if transpose is None else image.transpose(transpose)
 
 
 def _is_deep(image: Image.Image) -> bool:
-    """Whether an image is gray with more than 8 bits."""
+    """Whether an image is greyscale with more than 8 bits."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
 
@@ -174,15 +174,15 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _to_8_bit(image: Image.Image) -> Image.Image:
-    # Pillow's own conversion clips every value above 255 to white. White is the largest value of as many bits as the
-    # image uses: scanners store 12 bits in 16.
-    import numpy as np  # workers that read text do not need it
+    # Pillow's conversion clips values above 255. Here, white is the largest value of the bits in use: scanners store 12
+    # bits in 16.
+    import numpy as np  # not needed to read text
 
     values = np.asarray(image)
     brightest = float(values.max(initial=0))
     top = max(brightest, 1.0) if image.mode == "F" else 2.0 ** max(int(brightest).bit_length(), 8) - 1
-    shown = np.empty(values.shape, np.uint8)
+    result = np.empty(values.shape, np.uint8)
     for row in range(0, len(values), ROWS):  # as float64, a large image would take gigabytes
         scaled = values[row : row + ROWS].astype(np.float64) * (255.0 / top)
-        shown[row : row + ROWS] = np.clip(scaled, 0, 255).round()
-    return Image.fromarray(shown)
+        result[row : row + ROWS] = np.clip(scaled, 0, 255).round()
+    return Image.fromarray(result)

@@ -1,7 +1,6 @@
-"""The text of page images by OCR: words with their boxes, as a text layer would give them.
+"""Read the text of page images by OCR: words with their boxes, as in a text layer.
 
-The only file that knows an OCR engine. RapidOCR comes with the extra randslot[ocr], models included; Tesseract is used
-where it is installed and the extra is not.
+The only file that uses OCR engines: RapidOCR from the extra randslot[ocr], models included, with Tesseract as fallback.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from ..errors import RandSlotError, UsageError, first_line, in_one_line
 from .images import limit_aspect, shrink
 from .text import PageText, Word, pack_boxes
 
-OCR_PIXELS = 2_000_000  # of an image that is read; larger ones are shrunk
-FIND_PIXELS = 1_000_000  # of the image that lines are found in: reading them takes more
+OCR_PIXELS = 2_000_000  # to recognise text; larger images are shrunk
+FIND_PIXELS = 1_000_000  # to detect lines, which needs fewer
 MISSING = 'reading the text of page images needs an OCR engine: pip install "randslot[ocr]"'
-MAX_ASPECT = 4.0  # the detector enlarges images by their short side, so strips are padded to this shape
+MAX_ASPECT = 4.0  # the detector scales images by their short side, so strips are padded to this aspect ratio
 
 Point = tuple[float, float]
 
 
 def find_engine() -> str | None:
-    """Return the name of the OCR engine, or None if there is none. Loads nothing.
+    """Return the name of the OCR engine, None if none is installed, without loading it.
 
-    The environment may choose one: RANDSLOT_OCR=tesseract, or none.
+    RANDSLOT_OCR=tesseract (or rapidocr, none) overrides the choice.
     """
     chosen = os.environ.get("RANDSLOT_OCR", "")
     if chosen not in ("", "none", "rapidocr", "tesseract"):
@@ -52,22 +51,22 @@ def find_engine() -> str | None:
 
 
 def show_advice() -> str:
-    """Return how pages without text get some."""
+    """Return a hint on how to run OCR."""
     run = "run randslot library words"
     return run if find_engine() else f'pip install "randslot[ocr]", then {run}'
 
 
 def read_image_text(image: Image.Image, engine: str | None = None, pixels: int = OCR_PIXELS) -> PageText:
-    """Read the text of a page image, shrunk to at most `pixels` pixels; upright, on its side or upside down."""
+    """Read the text of a page image, shrunk to at most `pixels` pixels, in any of four orientations."""
     engine = engine or find_engine()
     if engine is None:
         raise RandSlotError(MISSING)
     width, height = image.size
-    padded = max(width, height / MAX_ASPECT) * max(height, width / MAX_ASPECT)  # pixels of a strip when it is padded
+    padded = max(width, height / MAX_ASPECT) * max(height, width / MAX_ASPECT)  # pixels of the padded image
     small = shrink(image.convert("RGB"), round(pixels * width * height / padded))
     lines = _join_hyphenated(_read_by_rapidocr(small) if engine == "rapidocr" else _read_by_tesseract(small))
     words = list(chain.from_iterable(lines))
-    # An engine that cannot write a script leaves dots and commas.
+    # An engine that does not know a script returns dots and commas.
     legible = sum(re.search(r"[^\W_]", word.text) is not None for word in words)
     if not words or 2 * legible < len(words):
         return PageText(has_layer=False)
@@ -76,7 +75,7 @@ def read_image_text(image: Image.Image, engine: str | None = None, pixels: int =
 
 
 def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:
-    """Make one word of each that is hyphenated at the end of a line, as the text layer of a PDF has it."""
+    """Join words that are hyphenated across lines, as in the text layer of a PDF."""
     joined: list[list[Word]] = []
     for line in lines:
         rest = line
@@ -91,16 +90,16 @@ def _join_hyphenated(lines: list[list[Word]]) -> list[list[Word]]:
     return joined
 
 
-# RapidOCR: a detector finds lines, a recogniser reads them.
+# -- RapidOCR: a detector finds lines, a recogniser reads them
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line as RapidOCR reads it.
+    """A line read by RapidOCR.
 
-    corners: in pixels; upper left, upper right, lower right and lower left in reading direction.
-    turn: by how many quarters of a circle, clockwise, the line is turned.
-    words: each with where it begins and ends, in fractions of the line's length.
+    corners: upper left, upper right, lower right and lower left in reading direction, in pixels.
+    turn: clockwise rotation of the line, in quarter turns.
+    words: each with its start and end, in fractions of the line's length.
     """
 
     corners: list[Point]
@@ -110,18 +109,18 @@ class Line:
 
 
 def _read_by_rapidocr(image: Image.Image) -> list[list[Word]]:
-    """Return the words of each line, in the order of reading."""
+    """Return the words of each line, in reading order."""
     lines = _read_lines(image)
     letters: Counter[int] = Counter()
     for line in lines:
         letters[line.turn] += sum(len(text) for text, _, _ in line.words)
     turn = letters.most_common(1)[0][0] if lines else 0
-    if turn:  # short words are read better, and lines sorted, when the page is upright
-        back = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)[turn - 1]
-        image = image.transpose(back)
+    if turn:  # an upright page is read better, and its lines are sorted
+        rotation = (Image.Transpose.ROTATE_90, Image.Transpose.ROTATE_180, Image.Transpose.ROTATE_270)[turn - 1]
+        image = image.transpose(rotation)
         lines = _read_lines(image)
     found = []
-    for line in _sort(lines):
+    for line in _sort_lines(lines):
         words = []
         for text, begin, end in line.words:
             (left, top), (right, bottom) = _find_box(line.corners, begin, end, image.size)
@@ -133,11 +132,11 @@ def _read_by_rapidocr(image: Image.Image) -> list[list[Word]]:
 
 
 def _read_lines(image: Image.Image) -> list[Line]:
-    """Find the lines of an image and read them.
+    """Detect and recognise the lines of an image.
 
-    The engine's own classifier of upside-down lines is not used: it takes time for every line, and its result, which
-    the boxes of words need, is not returned. Instead, a line that is read badly, or may stand on end, is also read
-    turned, and the best reading counts.
+    The engine's classifier of upside-down lines is not used: it takes time for every line and does not return its
+    result, which word boxes need. Instead, lines with a low score, and tall ones, are also read rotated; the reading
+    with the best score counts.
     """
     engine = _load_rapidocr()
     size = (max(image.width, 32), max(image.height, 32))  # the engine fails on tiny images
@@ -146,19 +145,19 @@ def _read_lines(image: Image.Image) -> list[Line]:
     paper.paste(image, (left, top))
     padded = limit_aspect(paper, MAX_ASPECT)
     left, top = left + (padded.width - size[0]) // 2, top + (padded.height - size[1]) // 2
-    seen = shrink(padded, FIND_PIXELS)
-    found = engine(seen, use_det=True, use_cls=False, use_rec=False)
+    small = shrink(padded, FIND_PIXELS)
+    found = engine(small, use_det=True, use_cls=False, use_rec=False)
     best: dict[int, Line] = {}
-    boxes = [] if found.boxes is None else (found.boxes * (padded.width / seen.width)).tolist()
+    boxes = [] if found.boxes is None else (found.boxes * (padded.width / small.width)).tolist()
     wide: list[int] = []
-    wanted = []
+    readings = []
     for i, box in enumerate(boxes):
         ratio = math.dist(box[0], box[3]) / max(math.dist(box[0], box[1]), 1.0)
         if ratio < 1.5:
             wide.append(i)
         turns = (0,) if ratio < 1.5 else (0, 1, 3) if ratio < 3 else (1, 3)  # a single upright character may be tall
-        wanted += [(i, turn) for turn in turns]
-    _recognise(engine, padded, boxes, wanted, best)
+        readings += [(i, turn) for turn in turns]
+    _recognise(engine, padded, boxes, readings, best)
     _recognise(engine, padded, boxes, [(i, 2) for i in wide if best[i].score < 0.9], best)
     lines = []
     for line in best.values():
@@ -169,30 +168,30 @@ def _read_lines(image: Image.Image) -> list[Line]:
 
 
 def _recognise(
-    engine: Any, image: Image.Image, boxes: list[list[Point]], wanted: list[tuple[int, int]], best: dict[int, Line]
+    engine: Any, image: Image.Image, boxes: list[list[Point]], readings: list[tuple[int, int]], best: dict[int, Line]
 ) -> None:
-    """Read boxes at some turns, all together; keep the best reading of each.
+    """Recognise rotated boxes in one batch, and update the best reading of each box.
 
-    boxes: corners clockwise from the upper left one of the page. wanted: the place of a box among them, and its turn.
+    boxes: corners clockwise from the upper left one of the page. readings: the index of a box, and its rotation.
     """
-    if not wanted:
+    if not readings:
         return
-    cuts, cornered = [], []
-    for i, turn in wanted:
+    crops, all_corners = [], []
+    for i, turn in readings:
         corners = boxes[i][turn:] + boxes[i][:turn]
         upper_left, upper_right, lower_right, lower_left = corners
         size = (max(round(math.dist(upper_left, upper_right)), 1), max(round(math.dist(upper_left, lower_left)), 1))
         quad = (*upper_left, *lower_left, *lower_right, *upper_right)
-        cut = image.transform(size, Image.Transform.QUAD, quad, Image.Resampling.BICUBIC)
-        cuts.append(np.ascontiguousarray(np.asarray(cut)[:, :, ::-1]))  # as OpenCV has colours
-        cornered.append(corners)
+        crop = image.transform(size, Image.Transform.QUAD, quad, Image.Resampling.BICUBIC)
+        crops.append(np.ascontiguousarray(np.asarray(crop)[:, :, ::-1]))  # BGR, for OpenCV
+        all_corners.append(corners)
     engine.return_word_box = True
-    read = engine.recognize_txt(cuts)
-    for place, (i, turn) in enumerate(wanted):
+    read = engine.recognize_txt(crops)
+    for place, (i, turn) in enumerate(readings):
         score = read.scores[place]
         if i not in best or score > best[i].score:
-            words = _split(read.txts[place], read.word_results[place])
-            best[i] = Line(cornered[place], turn, words, score)
+            words = _split_line(read.txts[place], read.word_results[place])
+            best[i] = Line(all_corners[place], turn, words, score)
 
 
 @cache
@@ -200,7 +199,7 @@ def _load_rapidocr() -> Any:
     with in_one_line("load RapidOCR"):
         import cv2
         import rapidocr
-        from rapidocr import RapidOCR  # which imports the rest
+        from rapidocr import RapidOCR
     cv2.setNumThreads(1)
     models = Path(rapidocr.__file__).parent / "models"
     return RapidOCR(
@@ -208,27 +207,27 @@ def _load_rapidocr() -> Any:
             "Global.log_level": "critical",
             "Global.use_preprocess_img": False,  # images are shrunk and padded here
             "Global.use_vertical_padding": False,
-            # With paths nothing is ever downloaded: without, a model whose hash differs would be.
+            # Without paths, RapidOCR downloads a model whose hash differs.
             "Det.model_path": str(models / "PP-OCRv6_det_small.onnx"),
             "Rec.model_path": str(models / "PP-OCRv6_rec_small.onnx"),
-            "Rec.rec_batch_num": 1,  # lines of a batch are padded to the widest one, which takes a third more time
-            "Rec.rec_img_shape": [3, 48, 48],  # the last is the least width, to which short lines are padded
-            "Det.box_thresh": 0.4,  # 0.5 by default, with which single short words on a wide page are not found
+            "Rec.rec_batch_num": 1,  # larger batches pad lines to the widest one and take a third longer
+            "Rec.rec_img_shape": [3, 48, 48],  # the last is the minimum width: short lines are padded to it
+            "Det.box_thresh": 0.4,  # the default, 0.5, misses single short words on a wide page
             "EngineConfig.onnxruntime.intra_op_num_threads": 1,
             "EngineConfig.onnxruntime.inter_op_num_threads": 1,
         }
     )
 
 
-def _split(text: str, found: Any) -> list[tuple[str, float, float]]:
-    """Split a line at its spaces into words, each with its begin and end in fractions of the line's length.
+def _split_line(text: str, found: Any) -> list[tuple[str, float, float]]:
+    """Split a line into words, each with its start and end in fractions of the line's length.
 
-    found: the columns in which the recogniser saw each character but spaces, and the number of all columns. The
-    engine's own boxes of words are made from the same, but not divided as the text is, and wrong for turned lines.
+    found: the column of each character but spaces, and the number of columns. The engine's own word boxes come from the
+    same columns, but do not match the words of the text and are wrong for rotated lines.
     """
     columns = list(chain.from_iterable(found.word_cols))
     steps = sorted(after - before for before, after in pairwise(columns))
-    half = (steps[len(steps) // 2] if steps else 2) / 2  # of the usual width of a character
+    half = (steps[len(steps) // 2] if steps else 2) / 2  # of the median width of a character
     words = []
     first = 0
     for word in text.split():
@@ -241,7 +240,7 @@ def _split(text: str, found: Any) -> list[tuple[str, float, float]]:
 
 
 def _find_box(corners: list[Point], begin: float, end: float, size: tuple[int, int]) -> tuple[Point, Point]:
-    """Return the upper left and lower right corner of a part of a line, in fractions of an image of `size` pixels."""
+    """Return the corners of the box of a part of a line, in fractions of an image of `size` pixels."""
     upper_left, upper_right, lower_right, lower_left = np.array(corners) / size
     points = []
     for place in (begin, end):
@@ -251,8 +250,8 @@ def _find_box(corners: list[Point], begin: float, end: float, size: tuple[int, i
     return tuple(inside.min(axis=0).tolist()), tuple(inside.max(axis=0).tolist())
 
 
-def _sort(lines: list[Line]) -> list[Line]:
-    """Put lines in the order of reading: rows from top to bottom, each from left to right."""
+def _sort_lines(lines: list[Line]) -> list[Line]:
+    """Sort lines in reading order: rows from top to bottom, each from left to right."""
     placed = []
     for line in lines:
         ys = [y for _, y in line.corners]
@@ -268,17 +267,17 @@ def _sort(lines: list[Line]) -> list[Line]:
     return [line for row in rows for _, line in sorted(row, key=lambda item: item[0])]
 
 
-# Tesseract: a program that reads an image and writes a table.
+# -- Tesseract: reads an image from stdin and writes a table
 
 
 def _read_by_tesseract(image: Image.Image) -> list[list[Word]]:
-    """Return the words of each line, in the order of reading."""
+    """Return the words of each line, in reading order."""
     content = io.BytesIO()
     image.save(content, "PPM")
     command = ["tesseract", "stdin", "stdout", *_find_tesseract_options(), "tsv"]
     one_thread = {**os.environ, "OMP_THREAD_LIMIT": "1"}
     try:
-        # Less time than a worker process may take: one that is ended would leave the program running.
+        # A shorter timeout than that of the worker process, whose end would leave Tesseract running.
         done = subprocess.run(
             command, input=content.getvalue(), capture_output=True, env=one_thread, timeout=100, check=True
         )
@@ -298,7 +297,7 @@ def _read_by_tesseract(image: Image.Image) -> list[list[Word]]:
 
 @cache
 def _find_tesseract_options() -> tuple[str, ...]:
-    """Return the options that make it read all languages it has, and turned pages if it can."""
+    """Return the options for all installed languages and, if possible, for rotated pages."""
     listed = subprocess.run(["tesseract", "--list-langs"], capture_output=True, text=True, check=True).stdout
     found = listed.splitlines()[1:]
     languages = [name for name in found if name not in ("osd", "equ")]

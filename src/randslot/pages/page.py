@@ -18,12 +18,12 @@ from .text import NO_TEXT, Box, NoTextError, PageText
 
 @dataclass(frozen=True, repr=False)
 class Page:
-    """One page: where it comes from, and its image and its text, each read when asked for and without the other.
+    """One page of a document or an image; it reads its image and text lazily.
 
     source: a PDF or image file, an image, or the bytes of an image file. number: the page of a file, counted from 1.
 
-    Neither image nor text is kept: a list of all pages of a library must stay small (an image takes megabytes, and the
-    text of a page can too), and reading text again takes a few milliseconds.
+    It caches neither image nor text: both can take megabytes, so a list of all pages of a library would not fit into
+    memory.
     """
 
     source: str | os.PathLike[str] | bytes | Image.Image
@@ -31,7 +31,7 @@ class Page:
 
     @classmethod
     def find(cls, page: PageInput) -> Page:
-        """Return the page that is meant by an image, its bytes, a path, or "report.pdf#page=3"."""
+        """Resolve a page from an image, its bytes, a path, or "report.pdf#page=3"."""
         if isinstance(page, Page):
             return page
         if isinstance(page, (Image.Image, bytes)):
@@ -45,17 +45,17 @@ class Page:
             raise RandSlotError(f"page image not found: {short(str(page))}")
         kind = KINDS.get(path.suffix.lower())
         if kind is PDF or (kind and kind.is_converted):
-            raise RandSlotError(f"{path} has pages: name one, as in {path.name}#page=1")
+            raise RandSlotError(f"{path} is a document: choose a page, such as {path.name}#page=1")
         return cls(path)
 
     @property
     def file(self) -> Path | None:
-        """The file that the page is in, or None if it was made from an image or bytes."""
+        """The file of the page; None for images and bytes."""
         return None if isinstance(self.source, (bytes, Image.Image)) else Path(self.source)
 
     @property
     def name(self) -> str:
-        """What errors call the page: "scan.png", "report.pdf#page=3", or what kind of image it is."""
+        """The name of the page in errors: "scan.png", "report.pdf#page=3", or a description of the image."""
         if isinstance(self.source, bytes):
             return f"of {len(self.source)} bytes"
         if isinstance(self.source, Image.Image):
@@ -67,9 +67,9 @@ class Page:
         return f"Page({self.name})"
 
     def image(self, pixels: int = PIXELS) -> Image.Image:
-        """Open the page as an upright RGB image. A page of a PDF has about `pixels` pixels; images keep theirs.
+        """Open the page as an upright RGB image. PDF pages get about `pixels` pixels; images keep their size.
 
-        Errors: RandSlotError that names the file, if it is missing, corrupt or too large, or has no such page.
+        Errors: RandSlotError with the file name, if the file is missing, corrupt or too large, or has no such page.
         """
         if isinstance(self.source, Image.Image):
             return to_upright_rgb(self.source, self.name)
@@ -78,7 +78,7 @@ class Page:
         return open_file_page(Path(self.source), self.number, pixels)
 
     def text(self) -> PageText:
-        """Read the text that a PDF has for the page; an image has none. Errors: as `image`."""
+        """Read the text of the page from its file; images have none. Errors: as for `image`."""
         if isinstance(self.source, Image.Image):
             return NO_TEXT
         if isinstance(self.source, bytes):
@@ -96,13 +96,13 @@ def open_page(page: PageInput, pixels: int = PIXELS) -> Image.Image:
     A page is an image, the path of an image file, the bytes of one, or "report.pdf#page=3", which is rendered at about
     `pixels` pixels; "scan.tif#page=2" is the second page of a TIFF.
 
-    Errors: RandSlotError that names the file, if it is missing, corrupt, too large or not a page.
+    Errors: RandSlotError with the file name, if the file is missing, corrupt, too large or not a page.
     """
     return Page.find(page).image(pixels)
 
 
 def read_page_text(page: PageInput) -> str:
-    """Return the text that a file has for a page, as `open_page` takes it. Errors: NoTextError if it has none."""
+    """Read the text of a page as for `open_page`. Errors: NoTextError if it has none."""
     found = Page.find(page)
     text = found.text()
     if text.problem:
@@ -113,7 +113,7 @@ def read_page_text(page: PageInput) -> str:
 
 
 def find_pdf(file: Path) -> Path | None:
-    """Return the PDF that a file's pages are in: the file itself, or one that is made of it; None for an image."""
+    """Return the PDF of a file: the file itself, or a converted one; None for an image."""
     kind = KINDS.get(file.suffix.lower())
     if kind is PDF:
         return file
@@ -125,19 +125,19 @@ def find_pdf(file: Path) -> Path | None:
 
 
 def open_file_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
-    """Open one page of a document or an image file, counted from 1."""
+    """Open one page (from 1) of a document or an image file."""
     pdf = find_pdf(file)
     return render_pdf_page(pdf, number, pixels) if pdf else open_image(file, str(file), number)
 
 
 def render_file_page(file: Path, number: int, pixels: int) -> Image.Image:
-    """Open one page of a file with about `pixels` pixels, or fewer if it is an image that has fewer."""
+    """Open one page of a file at about `pixels` pixels; smaller images keep their size."""
     pdf = find_pdf(file)
     return render_pdf_page(pdf, number, pixels) if pdf else open_image(file, str(file), number, pixels)
 
 
 def crop_file_page(file: Path, number: int, box: Box, width: int, max_pixels: int = 2400 * 3200) -> Image.Image:
-    """Open a part of a page, `width` pixels wide, or fewer if it is of an image that has fewer."""
+    """Open a part of a page at `width` pixels; smaller images are not enlarged."""
     pdf = find_pdf(file)
     if pdf:
         return crop_pdf_page(pdf, number, box, max_pixels, width)
@@ -149,15 +149,15 @@ def crop_file_page(file: Path, number: int, box: Box, width: int, max_pixels: in
 
 
 def read_outline(file: Path) -> list[tuple[int, str, int]]:
-    """Return the outline of a document, as `read_pdf_outline`; nothing for an image."""
+    """Return the outline of a document, as `read_pdf_outline`; [] for an image."""
     pdf = find_pdf(file)
     return read_pdf_outline(pdf) if pdf else []
 
 
 def read_file_text(file: Path, number: int, kept: OpenPdf | None = None, *, with_boxes: bool = True) -> PageText:
-    """Read the text of one page of a file, counted from 1.
+    """Read the text of one page (from 1) of a file.
 
-    kept: where a PDF stays open for the next page. with_boxes: of words; a document that is converted has them anyway.
+    kept: keeps a PDF open for the next page. with_boxes: read boxes of words; converted documents always have them.
     """
     pdf = find_pdf(file)
     if pdf is None:
@@ -172,13 +172,13 @@ def read_file_text(file: Path, number: int, kept: OpenPdf | None = None, *, with
 
 
 def num_pages(file: Path) -> int:
-    """Return how many pages a document or an image file has. Errors: RandSlotError if it is corrupt."""
+    """Count the pages of a document or an image file. Errors: RandSlotError if it is corrupt."""
     pdf = find_pdf(file)
     return num_pdf_pages(pdf) if pdf else num_image_pages(file)
 
 
 def list_pages(folder: Path) -> list[str]:
-    """Return every page below a folder, by its path there: images, and pages of documents as "report.pdf#page=3"."""
+    """List all pages below a folder by relative path: "scan.png", "report.pdf#page=3"."""
     found: list[str] = []
     for file in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = file.relative_to(folder).as_posix()

@@ -1,7 +1,7 @@
-"""The text layer of PDF pages through pdfium: words with their boxes, without rendering anything.
+"""Read the text layer of PDF pages with pdfium, and render pages.
 
-pdfium puts the characters of a page in order, adds spaces and line breaks where there are gaps, writes ligatures out,
-and marks hyphens that break a word at the end of a line. The words are made from that here.
+pdfium sorts the characters of a page, adds spaces and line breaks at gaps, expands ligatures, and marks hyphens at the
+end of lines. This module makes lines and words with boxes of them.
 """
 
 from __future__ import annotations
@@ -33,40 +33,38 @@ from .text import (
     PageText,
     clean_word,
     decode,
-    find_known,
     is_legible,
     is_plain,
     pack_boxes,
+    split_words,
 )
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-PDFIUM = Lock()  # pdfium kills the process when two threads use it at once
-MAX_USES = 200  # of one open PDF: pdfium keeps the fonts and objects of every page until the PDF is closed
-MAX_CHARACTERS = 1_000_000  # read of a page; a dense page of print has 10,000
-# pdfium takes about 300 bytes for each character. A page of more objects is read in parts, so that a text layer of many
-# megabytes is not all in memory; one of few but huge objects is, so unknown files belong into a worker process.
+PDFIUM = Lock()  # pdfium is not thread-safe: concurrent use crashes the process
+MAX_USES = 200  # of an open PDF: pdfium keeps the fonts and objects of all pages in memory until it is closed
+MAX_CHARACTERS = 1_000_000  # read per page; a dense printed page has 10,000
+# pdfium takes about 300 bytes per character. A page with more objects is read in parts to bound memory; a few huge
+# objects still need much, so open untrusted files in a worker process.
 MAX_OBJECTS = 10_000
-
-
 PASSWORDS: list[str] = []
 
 
 def use_passwords(passwords: Sequence[str]) -> None:
-    """Try these passwords on PDFs that need one, in this process and in workers that it starts from now on."""
+    """Set the passwords for encrypted PDFs, in this process and in workers that it starts later."""
     PASSWORDS[:] = passwords
 
 
 def list_passwords() -> list[str]:
     """Return the passwords to try: those of `use_passwords`, or the one in the environment."""
-    in_environment = os.environ.get("RANDSLOT_PASSWORD")
-    return PASSWORDS or ([in_environment] if in_environment else [])
+    password = os.environ.get("RANDSLOT_PASSWORD")
+    return PASSWORDS or ([password] if password else [])
 
 
 def open_pdf(file: Path) -> pdfium.PdfDocument:
-    """Open a PDF, by the first password that fits if it needs one."""
+    """Open a PDF; try all passwords if it is encrypted."""
     try:
         return pdfium.PdfDocument(file)
     except pdfium.PdfiumError as error:
@@ -82,25 +80,25 @@ def open_pdf(file: Path) -> pdfium.PdfDocument:
 
 
 def num_pdf_pages(file: Path) -> int:
-    """Return how many pages a PDF has."""
+    """Count the pages of a PDF."""
     with _pdf_errors(file, "open"), PDFIUM, open_pdf(file) as pdf:
         return len(pdf)
 
 
 def read_pdf_properties(file: Path) -> dict[str, str]:
-    """Return title, author and date of creation as a PDF has them."""
+    """Return the title, author and creation date of a PDF, unparsed."""
     with PDFIUM, open_pdf(file) as pdf:
         names = {"title": "Title", "author": "Author", "date": "CreationDate"}
         return {name: pdf.get_metadata_value(key) for name, key in names.items()}
 
 
 def render_pdf_page(file: Path, number: int, pixels: int = PIXELS) -> Image.Image:
-    """Render one page of a PDF, counted from 1, with about `pixels` pixels."""
+    """Render one page (from 1) of a PDF at about `pixels` pixels."""
     return crop_pdf_page(file, number, (0.0, 0.0, 1.0, 1.0), pixels)
 
 
 def crop_pdf_page(file: Path, number: int, box: Box, pixels: int, max_width: int | None = None) -> Image.Image:
-    """Render a part of a page, with about `pixels` pixels or, if that is less, `max_width` pixels wide.
+    """Render a part of a page at about `pixels` pixels, and at most `max_width` pixels wide.
 
     box: left, top, right, bottom, in fractions of the page.
     """
@@ -112,13 +110,13 @@ def crop_pdf_page(file: Path, number: int, box: Box, pixels: int, max_width: int
         scale = float((pixels / max((right - left) * width * (bottom - top) * height, 1.0)) ** 0.5)
         if max_width is not None:
             scale = min(scale, max_width / ((right - left) * width))
-        cut = (left * width, (1 - bottom) * height, (1 - right) * width, top * height)
-        image: Image.Image = page.render(scale=scale, crop=cut).to_pil()
+        crop = (left * width, (1 - bottom) * height, (1 - right) * width, top * height)
+        image: Image.Image = page.render(scale=scale, crop=crop).to_pil()
         return image.convert("RGB")
 
 
 def read_pdf_outline(file: Path) -> list[tuple[int, str, int]]:
-    """Return the outline of a PDF by page: the level from 0, the title and the page of each entry."""
+    """Return the outline of a PDF in page order: the level (from 0), title and page of each entry."""
     with _pdf_errors(file, "open"), PDFIUM, pdfium.PdfDocument(file) as pdf:
         fields = PdfFields(pdf)
     outline = []
@@ -128,10 +126,10 @@ def read_pdf_outline(file: Path) -> list[tuple[int, str, int]]:
 
 
 class OpenPdf:
-    """Keeps the last PDF open, for a process that reads one page of it after the other.
+    """Keeps the last PDF open, to read its pages one after the other.
 
-    A file that was changed or replaced is opened again; a PDF is closed when another is asked for, after `MAX_USES`
-    uses, and when it was changed in memory. For one thread, under the lock `PDFIUM`.
+    It reopens a file that has changed on disk, was used `MAX_USES` times, or was modified in memory. Not thread-safe:
+    use it under the lock `PDFIUM`.
     """
 
     def __init__(self) -> None:
@@ -139,29 +137,29 @@ class OpenPdf:
         self.key: tuple[object, ...] = ()
         self.num_pages = 0
         self.num_uses = 0
-        self.known_fields: dict[tuple[object, ...], PdfFields] = {}  # also of files that were closed since
+        self.fields_cache: dict[tuple[object, ...], PdfFields] = {}  # also of closed files
 
     @contextmanager
     def open(self, file: Path) -> Iterator[pdfium.PdfDocument]:
-        """Use a PDF, which stays open after the `with` block unless that fails."""
+        """Open a PDF, and keep it open after the `with` block unless that fails."""
         status = file.stat()
         key = (file, status.st_mtime_ns, status.st_size, status.st_ino, status.st_dev)
         if self.pdf is None or self.key != key or self.num_uses >= MAX_USES:
             self.close()
             self.pdf, self.key, self.num_uses = open_pdf(file), key, 0
             self.num_pages = len(self.pdf)
-            if key not in self.known_fields:
-                if len(self.known_fields) >= 100:
-                    self.known_fields.clear()
-                self.known_fields[key] = PdfFields(self.pdf)
-            self.fields = self.known_fields[key]
+            if key not in self.fields_cache:
+                if len(self.fields_cache) >= 100:
+                    self.fields_cache.clear()
+                self.fields_cache[key] = PdfFields(self.pdf)
+            self.fields = self.fields_cache[key]
         self.num_uses += 1
         try:
             yield self.pdf
         except BaseException:
             self.close()
             raise
-        if len(self.pdf) != self.num_pages:  # pages were added, to read a large one in parts
+        if len(self.pdf) != self.num_pages:  # a large page was split into parts
             self.close()
 
     def close(self) -> None:
@@ -173,9 +171,9 @@ class OpenPdf:
 
 @contextmanager
 def open_pdf_page(file: Path, number: int, kept: OpenPdf | None = None) -> Iterator[pdfium.PdfPage]:
-    """Open one page of a PDF, counted from 1; no other thread can use pdfium until it is closed.
+    """Open one page (from 1) of a PDF; other threads cannot use pdfium until it is closed.
 
-    kept: where the PDF stays open afterwards; without it, it is closed.
+    kept: keeps the PDF open afterwards.
     """
     with (
         _pdf_errors(file, f"read page {number} of"),
@@ -195,33 +193,32 @@ def open_pdf_page(file: Path, number: int, kept: OpenPdf | None = None) -> Itera
 
 @contextmanager
 def _pdf_errors(file: Path, action: str) -> Iterator[None]:
-    """Turn what pdfium raises into one line that names the file."""
+    """Convert pdfium's errors to one-line errors with the file name."""
     try:
         yield
     except FileNotFoundError as error:
         raise RandSlotError(f"PDF not found: {file}") from error
     except pdfium.PdfiumError as error:
         reasons = {
-            pdf_api.FPDF_ERR_PASSWORD: "it is encrypted, and needs a password"
-            + (", which is none of those given" if list_passwords() else " (--password)"),
+            pdf_api.FPDF_ERR_PASSWORD: "it is encrypted, and "
+            + ("none of the given passwords fits" if list_passwords() else "needs a password (--password)"),
             pdf_api.FPDF_ERR_FORMAT: "it is corrupt, or not a PDF",
             pdf_api.FPDF_ERR_SUCCESS: "it has no pages",
         }
         reason = reasons.get(error.err_code, str(error))
         with file.open("rb") as content:
-            if re.search(rb"/Kids\s*\[\s*\]", content.read(2**16)):  # then pdfium gives the code of an earlier error
+            if re.search(rb"/Kids\s*\[\s*\]", content.read(2**16)):  # then pdfium returns the code of an earlier error
                 reason = "it has no pages"
         raise RandSlotError(f"cannot {action} {file}: {reason}") from error
 
 
 def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None, *, with_boxes: bool = True) -> PageText:
-    """Read the text of one page of a PDF, counted from 1: at most `MAX_CHARACTERS` characters.
+    """Read the text of one page (from 1) of a PDF, at most `MAX_CHARACTERS` characters.
 
-    with_boxes: of words, which take as long as the text itself.
+    with_boxes: read the boxes of words, which doubles the time.
 
-    Words outside of what is seen of the page are left out: PDFs that were cut up by cropping have the same text on
-    every page. A page whose text cannot be read, as its fonts do not say what their glyphs mean, has no text. One with
-    nothing on it at all is blank.
+    Words outside of the crop box are left out: pages of PDFs that were split by cropping all have the same text. A page
+    with illegible text, from fonts without a Unicode mapping, has no text. An empty page is blank.
     """
     with open_pdf_page(file, number, kept) as page:
         if not pdf_api.FPDFPage_CountObjects(page) and not pdf_api.FPDFPage_GetAnnotCount(page):
@@ -229,7 +226,7 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None, *, with_
         fields = (kept.fields if kept else PdfFields(page.pdf)).find(number)
         layer = TextLayer(page, with_boxes)
         num = 0
-        for part in _parts(page):
+        for part in _split_page(page):
             text_page = part.get_textpage()
             num_here = max(pdf_api.FPDFText_CountChars(text_page), 0)
             layer.read(text_page, min(num_here, MAX_CHARACTERS - num))
@@ -248,11 +245,11 @@ def read_pdf_text(file: Path, number: int, kept: OpenPdf | None = None, *, with_
 
 
 class PdfFields:
-    """What a PDF says about its pages: its title, and its outline. Read once for all pages."""
+    """The title and outline of a PDF, read once for all pages."""
 
     def __init__(self, pdf: pdfium.PdfDocument) -> None:
         self.title = pdf.get_metadata_value("Title").strip()[:200]
-        self.entries: dict[int, list[list[str]]] = {}  # the titles above each entry and its own, by page from 1
+        self.entries: dict[int, list[list[str]]] = {}  # paths of titles from the root to each entry, by page from 1
         above: list[str] = []
         try:
             for entry in islice(pdf.get_toc(max_depth=6), 10_000):
@@ -261,12 +258,12 @@ class PdfFields:
                 index = target.get_index() if target else None
                 if index is not None:
                     self.entries.setdefault(index + 1, []).append(above)
-        except pdfium.PdfiumError:  # a damaged outline says nothing
+        except pdfium.PdfiumError:  # ignore a damaged outline
             pass
         self.pages = sorted(self.entries)
 
     def find(self, number: int) -> dict[str, str]:
-        """Return the title of the file, and the titles of the sections that a page is in."""
+        """Return the title of the file, and the section titles of a page."""
         before = bisect_left(self.pages, number)
         paths = [self.entries[self.pages[before - 1]][-1]] if before else []
         paths += self.entries.get(number, [])
@@ -278,20 +275,20 @@ class PdfFields:
 
 
 def find_headings(lines: Sequence[str], sizes: Sequence[float]) -> str:
-    """Return the lines that are set larger than most of a page."""
+    """Return the lines in a larger font size than most of a page."""
     letters: Counter[float] = Counter()
     for line, size in zip(lines, sizes, strict=True):
         letters[size] += len(line)
-    usual = letters.most_common(1)[0][0] if letters else 0.0
-    large = []
+    body_size = letters.most_common(1)[0][0] if letters else 0.0
+    headings = []
     for line, size in zip(lines, sizes, strict=True):
-        if size >= 1.15 * usual and 3 <= len(line) <= 120 and re.search(r"[^\W\d_]{2}", line):
-            large.append(line)
-    return "\n".join(large[:12])
+        if size >= 1.15 * body_size and 3 <= len(line) <= 120 and re.search(r"[^\W\d_]{2}", line):
+            headings.append(line)
+    return "\n".join(headings[:12])
 
 
-def _parts(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
-    """Yield the page, or if it has many objects, pages like it with some of them each, in their order."""
+def _split_page(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
+    """Yield the page, or if it has many objects, pages with batches of them, in order."""
     if pdf_api.FPDFPage_CountObjects(page) <= MAX_OBJECTS:
         yield page
         return
@@ -307,17 +304,17 @@ def _parts(page: pdfium.PdfPage) -> Iterator[pdfium.PdfPage]:
         part.close()
 
 
-# By whether soft hyphens break words.
+# Indexed by whether the text has soft hyphens at the end of lines.
 WORDS = (re.compile(r"\S+"), re.compile(rf"(?:{SOFT_BREAK}|\S)+"))
 LINES = (re.compile(r"[^\r\n]+"), re.compile(rf"(?:{SOFT_BREAK}|[^\r\n])+"))
 
 
 class TextLayer:
-    """The lines and words that were read of a page so far.
+    """The lines and words of a page, read in one or more parts.
 
-    lines: their texts. starts: index of the first character of each line of this part of the page. sizes: font size of
-    that character, in points. boxes: packed boxes of the words, for each part of the page. raw_words: words as the PDF
-    has them, also illegible ones.
+    starts: index of the first character of each line of the current part. sizes: font size of each line's first
+    character, in points. boxes: packed boxes of the words, by part. raw_words: words before cleaning, also illegible
+    ones.
     """
 
     def __init__(self, page: pdfium.PdfPage, with_boxes: bool) -> None:
@@ -329,7 +326,7 @@ class TextLayer:
         self.raw_words: list[str] = []
 
     def read(self, text_page: pdfium.PdfTextPage, num: int) -> None:
-        """Add the lines and words of the first characters of a text page."""
+        """Add the lines and words of the first `num` characters of a text page."""
         self.address = ctypes.cast(text_page.raw, ctypes.c_void_p).value
         characters = _read_characters(text_page, num)
         self.starts.clear()
@@ -338,10 +335,10 @@ class TextLayer:
         kept: NDArray[np.bool_] | None = None  # whether each word is visible; None if all are
         if self.with_boxes or self._is_cropped():
             spans = [found.span() for found in re.finditer(WORDS[is_soft], characters)]
-            boxes = self._turn(self._find_boxes(text_page, spans))
-            kept = self._find_seen(boxes)
+            boxes = self._to_fractions(self._find_boxes(text_page, spans))
+            kept = self._find_visible(boxes)
         is_all_plain = is_plain(characters.replace("\r\n", " "))
-        known = set(find_known(characters)) if HYPHEN in characters else set()
+        known = set(split_words(characters)) if HYPHEN in characters else set()
         if is_all_plain if kept is not None and kept.all() else kept is None and not is_soft:
             self._add_lines(characters, known, is_all_plain)
         else:
@@ -351,7 +348,7 @@ class TextLayer:
             self.boxes.append(pack_boxes(boxes[kept]))
 
     def _add_lines(self, characters: str, known: set[str], is_all_plain: bool) -> None:
-        """Add lines whose words are all visible; most lines are plain, and their words need no cleaning."""
+        """Add lines of visible words; most lines are plain and need no cleaning."""
         start = 0
         for raw in characters.split("\r\n"):
             if not (is_all_plain or is_plain(raw)):
@@ -370,9 +367,9 @@ class TextLayer:
         kept: NDArray[np.bool_] | None = None,
         is_soft: bool = False,
     ) -> None:
-        """Clean words one by one, join broken ones, and add their lines.
+        """Clean words, join hyphenated ones, and add their lines.
 
-        start: index of the first character. kept: whether each word is visible; unset for words that clean to nothing.
+        start: index of the first character. kept: whether each word is visible; becomes False if cleaning empties it.
         """
         num_words = first = 0  # first: index of the first word of a line
         for found in re.finditer(LINES[is_soft], characters):
@@ -391,13 +388,13 @@ class TextLayer:
                     first = first if words else start + found.start() + found_word.start()
                     words.append(text)
                 if words and (HYPHEN in raw or (is_soft and re.search(SOFT_BREAK, raw))):
-                    self._end_line(words, first)  # the word ends on the next line
+                    self._end_line(words, first)  # the rest of the word is on the next line
                     words = []
             if words:
                 self._end_line(words, first)
 
     def _is_cropped(self) -> bool:
-        """Whether characters may be outside of what is seen of the page: some are beside, above or below it."""
+        """Whether some characters are outside of the crop box."""
         left, bottom, right, top = self.frame
         far = 1e7
         outside = ((-far, far, left, -far), (right, far, far, -far), (-far, far, far, top), (-far, bottom, far, -far))
@@ -408,12 +405,12 @@ class TextLayer:
         self.starts.append(start)
 
     def _find_boxes(self, text_page: pdfium.PdfTextPage, spans: list[tuple[int, int]]) -> NDArray[np.float64]:
-        """Return left, bottom, right, top in points around each span of characters.
+        """Return the bounding box (left, bottom, right, top in points) of each span of characters.
 
-        Characters without an area count only if all are so. pdfium gives a few rectangles that hold the characters,
-        mostly one for a word: three times as fast as a box of each character.
+        Characters without area count only if all have none. pdfium returns rectangles that cover the span, mostly one
+        per word: three times as fast as a box per character.
         """
-        import numpy as np  # most pages are read without boxes
+        import numpy as np  # not needed without boxes
 
         boxes = np.empty((len(spans), 4))
         page, address = self.address, boxes.ctypes.data
@@ -432,8 +429,8 @@ class TextLayer:
                 boxes[i] = min(lefts), min(bottoms), max(rights), max(tops)
         return boxes
 
-    def _turn(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Turn left, bottom, right, top in points into left, top, right, bottom in fractions of what is seen."""
+    def _to_fractions(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Convert left, bottom, right, top in points to left, top, right, bottom in fractions of the upright page."""
         frame_left, frame_bottom, frame_right, frame_top = self.frame
         width, height = frame_right - frame_left, frame_top - frame_bottom
         left, right = (points[:, 0] - frame_left) / width, (points[:, 2] - frame_left) / width
@@ -445,22 +442,22 @@ class TextLayer:
         return np.stack([left, top, right, bottom], axis=1)
 
     @staticmethod
-    def _find_seen(boxes: NDArray[np.float64]) -> NDArray[np.bool_]:
-        """Return which boxes are not outside of what is seen of the page."""
-        seen: NDArray[np.bool_] = ((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1)).all(axis=1)  # type: ignore[assignment]
-        return seen
+    def _find_visible(boxes: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return which boxes overlap the page."""
+        visible: NDArray[np.bool_] = ((boxes[:, 2:] >= 0) & (boxes[:, :2] <= 1)).all(axis=1)  # type: ignore[assignment]
+        return visible
 
 
 def _read_characters(text_page: pdfium.PdfTextPage, num: int) -> str:
-    """Return the first characters as they are, one for each index of pdfium's."""
+    """Return the first `num` characters, one per index of pdfium."""
     if num < 1:
         return ""
     buffer = (ctypes.c_ushort * (num + 1))()
     num_written = pdf_api.FPDFText_GetText(text_page, 0, num, buffer) - 1
     characters = bytes(buffer)[: 2 * num].decode("utf-16-le", "surrogatepass")
-    if num_written != num or len(characters) != num:  # pdfium left some out, or wrote some as two
+    if num_written != num or len(characters) != num:  # pdfium skipped some, or wrote surrogate pairs
         return "".join(_read_character(text_page, i) for i in range(num))
-    # What may be a hyphen at the end of a line, which pdfium writes in two ways.
+    # Check possible hyphens at the end of lines, for which pdfium has two characters.
     for found in re.finditer(f"[{HYPHEN}\ufffe]", characters):
         i = found.start()
         characters = characters[:i] + _read_character(text_page, i) + characters[i + 1 :]
@@ -475,7 +472,7 @@ def _read_character(text_page: pdfium.PdfTextPage, i: int) -> str:
 
 
 def _declare(function: Any, result: Any, *arguments: Any) -> Any:
-    """Return a function of pdfium that takes addresses as numbers, which saves half of a call's time."""
+    """Wrap a function of pdfium to take addresses as integers, which halves the time of a call."""
     address = ctypes.cast(function, ctypes.c_void_p).value
     assert address is not None
     return ctypes.PYFUNCTYPE(result, *arguments)(address)

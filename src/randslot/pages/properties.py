@@ -1,4 +1,4 @@
-"""What a file says about itself: its title, its author, and its date."""
+"""Read the metadata of files: title, author and date."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .images import image_page
 from .pdf import read_pdf_properties
 
 ZIPPED = (".docx", ".pptx", ".xlsx", ".odt", ".odp", ".ods", ".epub")
-XML_NAMES = {  # elements of Dublin Core and its relatives; the first that a file has counts
+XML_NAMES = {  # elements of Dublin Core and similar schemas, by priority
     "title": ("title",),
     "author": ("creator", "initial-creator"),
     "date": ("created", "creation-date", "date", "modified"),
@@ -27,10 +27,7 @@ XML_NAMES = {  # elements of Dublin Core and its relatives; the first that a fil
 
 
 def read_properties(file: Path) -> dict[str, str]:
-    """Return title, author and date (as in 2018-03-31) of a file, "" for what it does not say.
-
-    A damaged part of a file says nothing.
-    """
+    """Return the title, author and date (2018-03-31) of a file; "" if missing or unreadable."""
     suffix = file.suffix.lower()
     found: dict[str, str] = {}
     try:
@@ -49,14 +46,14 @@ def read_properties(file: Path) -> dict[str, str]:
                 exif = image.getexif()
                 taken = exif.get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal) or exif.get(306)
                 found = {"author": str(exif.get(ExifTags.Base.Artist, "")), "date": str(taken or "")}
-    except Exception:  # the file opens: it is only this that cannot be read
+    except Exception:  # best-effort: the file itself may be fine
         pass
     clean = {name: " ".join(found.get(name, "").replace("\0", "").split())[:200] for name in ("title", "author")}
     return clean | {"date": find_date(found.get("date", ""))}
 
 
 def find_date(text: str) -> str:
-    """Return the day of a date as formats write it: D:20180331120000Z, 2018-03-31T12:00, 2018:03:31, or as in mail."""
+    """Parse the day of a date: D:20180331120000Z, 2018-03-31T12:00, 2018:03:31, or as in mail; "" if it fails."""
     if day := re.match(r"(?:D:)?(\d{4})[-:]?(\d\d)[-:]?(\d\d)", text):
         year, month, date = map(int, day.groups())
     else:
@@ -72,7 +69,7 @@ def find_date(text: str) -> str:
 
 
 def read_zipped(file: Path) -> dict[str, str]:
-    """Read the properties of Office files, OpenDocument and EPUB, which are XML in a zip file."""
+    """Read the metadata of Office files, OpenDocument and EPUB: XML in a zip file."""
     with zipfile.ZipFile(file) as archive:
         names = archive.namelist()
         part = next((name for name in ("docProps/core.xml", "meta.xml") if name in names), None)
@@ -84,7 +81,7 @@ def read_zipped(file: Path) -> dict[str, str]:
 
 
 def read_web(text: str) -> dict[str, str]:
-    """Read the title of a web page, and its author and date where it has such tags."""
+    """Read the title of a web page, and author and date from its meta tags."""
     found = {}
     if title := re.search(r"(?is)<title[^>]*>(.*?)</title>", text):
         found["title"] = unescape(title[1])

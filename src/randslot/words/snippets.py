@@ -1,4 +1,4 @@
-"""Where a query's words stand on a page: how near to each other, a snippet that marks them, and their boxes."""
+"""Locate the words of a query on a page: their proximity, a snippet with highlights, and bounding boxes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .analyzer import Token, remove_accents, tokenize
 from .matching import Match
 from .query import WordQuery
 
-LENGTH = 240  # characters of a snippet
-BEFORE = 40  # of them before the first word that is marked
-MAX_DISTANCE = 4  # of words that are near each other
-MAX_BOXES = 400  # of a page: more marks show nothing
+SNIPPET_LENGTH = 240  # characters
+LEAD = 40  # characters of context before the first highlight
+MAX_DISTANCE = 4  # words between neighbours in a query that count as near on a page
+MAX_BOXES = 400  # highlights of a page: more are of no use
 Span = tuple[int, int]
-Mark = tuple[int, int, str]  # where a word begins and ends, and its term
+Mark = tuple[int, int, str]  # start and end of a word, and its term
 
 
 @dataclass(frozen=True)
 class Snippet:
-    """A part of a page's text in one line, and where the words of the query begin and end in it."""
+    """An excerpt of a page's text in one line, and the spans of its highlights."""
 
     text: str
     marks: tuple[Span, ...] = ()
@@ -35,9 +35,9 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Found:
-    """A snippet, and the box of every marked word of the page. best: that of the rarest word.
+    """A snippet, and the boxes of all highlighted words of the page. best: the box of the rarest word.
 
-    passage: lines of the window of the text that a vector was made of, if that was asked for.
+    passage: boxes of the lines of the text window that a vector was made from, if requested.
     """
 
     snippet: Snippet
@@ -46,31 +46,31 @@ class Found:
     passage: tuple[Box, ...] = ()
 
 
-def measure_nearness(matches: Sequence[Match], query: WordQuery) -> float:
-    """Return how near to each other a page has words that are neighbours in a query; rare ones count more."""
+def score_proximity(matches: Sequence[Match], query: WordQuery) -> float:
+    """Score how near to each other the neighbouring words of a query are on a page; rare words count more."""
     last: dict[str, int] = {}
     best: dict[tuple[str, str], float] = {}
     for i, _, _, term, _ in matches:
         if term not in query.neighbours:
             continue
-        for other, rarity in query.neighbours[term].items():
+        for other, idf in query.neighbours[term].items():
             if other in last and i - last[other] <= MAX_DISTANCE:
                 pair = (term, other) if term < other else (other, term)
                 distance = max(i - last[other], 1)  # both may be parts of one word
-                best[pair] = max(rarity / distance, best.get(pair, 0.0))
+                best[pair] = max(idf / distance, best.get(pair, 0.0))
         last[term] = i
     return sum(best.values())
 
 
 def find_words(page: PageText, query: WordQuery) -> Found:
-    """Find the words of a query on a page; those of a phrase where it occurs, or separately if it does not."""
-    anywhere = set(query.free)
+    """Find the words of a query on a page; words of a phrase only in the phrase, unless the page does not have it."""
+    anywhere = set(query.unquoted)
     marks: list[Mark] = []
     if query.phrases:
-        in_order = [token for token in tokenize(page.text) if not token.extra]
-        texts = [remove_accents(token.text) for token in in_order]
+        tokens = [token for token in tokenize(page.text) if not token.extra]
+        texts = [remove_accents(token.text) for token in tokens]
     for phrase in query.phrases:
-        found = _find_phrase(phrase.split(), in_order, texts)
+        found = _find_phrase(phrase.split(), tokens, texts)
         marks += [(token.start, token.end, query.analyzer.find_term(token)) for token in found]
         if not found:
             anywhere.update(query.analyzer.find_term(token) for token in tokenize(phrase))
@@ -81,16 +81,16 @@ def find_words(page: PageText, query: WordQuery) -> Found:
             marks.append((start, end, term))
     marks = sorted(set(marks))
     if not page.boxes:
-        return Found(_cut(page.text, marks))
+        return Found(_make_snippet(page.text, marks))
     starts = find_starts(page.text)
     rarest = _find_rarest(marks)
     best = _find_boxes(page, starts, [rarest])[:1] if rarest else ()
-    boxes = _find_boxes(page, starts, _merge([(start, end) for start, end, _ in marks]))
-    return Found(_cut(page.text, marks), boxes, best[0] if best else None)
+    boxes = _find_boxes(page, starts, _merge_spans([(start, end) for start, end, _ in marks]))
+    return Found(_make_snippet(page.text, marks), boxes, best[0] if best else None)
 
 
 def find_starts(text: str) -> list[int]:
-    """Return where each word of a text begins."""
+    """Return the start of each word of a text."""
     codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
     spaces = _list_spaces()
     is_space = spaces[np.minimum(codes, len(spaces) - 1)]
@@ -101,12 +101,12 @@ def find_starts(text: str) -> list[int]:
 
 @cache
 def _list_spaces() -> NDArray[np.bool_]:
-    """Return whether each character is a space, up to one after the last space."""
+    """Return whether each code point is a space; the last entry is for all higher ones."""
     return np.array([chr(code).isspace() for code in range(0x3002)])
 
 
 def show_window(page: PageText, window: int, num: int) -> Found:
-    """Show one of the windows of equal numbers of words that a text was cut into: its beginning, and its lines."""
+    """Return the beginning and line boxes of one of the `num` equal windows that a text was split into."""
     words = page.text.split()
     first, last = window * len(words) // num, (window + 1) * len(words) // num
     boxes: list[Box] = []
@@ -117,18 +117,18 @@ def show_window(page: PageText, window: int, num: int) -> Found:
         else:
             boxes.append((word.left, word.top, word.right, word.bottom))
     text = " ".join(words[first:last])
-    end = len(text) if len(text) <= LENGTH else text.rfind(" ", 0, LENGTH)
-    before, after = "\u2026 " if first else "", " \u2026" if end < len(text) or last < len(words) else ""
-    return Found(Snippet(before + text[:end] + after), tuple(boxes[:MAX_BOXES]))
+    end = len(text) if len(text) <= SNIPPET_LENGTH else text.rfind(" ", 0, SNIPPET_LENGTH)
+    lead, tail = "\u2026 " if first else "", " \u2026" if end < len(text) or last < len(words) else ""
+    return Found(Snippet(lead + text[:end] + tail), tuple(boxes[:MAX_BOXES]))
 
 
 def find_fields(fields: Mapping[str, str], query: WordQuery) -> list[str]:
-    """Return which of some named texts have a word of a query."""
+    """Return the names of the fields that have a word of a query."""
     return [name for name, text in fields.items() if query.matcher.match(text)]
 
 
 def _find_phrase(phrase: list[str], words: Sequence[Token], texts: Sequence[str]) -> list[Token]:
-    """Return the tokens of a page that are part of a phrase; texts: of its words, without accents."""
+    """Return the tokens of all occurrences of a phrase; texts: of the words, without accents."""
     found: list[Token] = []
     for i, text in enumerate(texts):
         if text == phrase[0] and texts[i : i + len(phrase)] == phrase:
@@ -137,36 +137,36 @@ def _find_phrase(phrase: list[str], words: Sequence[Token], texts: Sequence[str]
 
 
 def _find_rarest(marks: Sequence[Mark]) -> Span | None:
-    """Return the marked word of the best passage that the page has least often."""
+    """Return the highlight in the best passage whose term is rarest on the page."""
     counts = Counter(term for _, _, term in marks)
-    start = _choose_start(marks, LENGTH - BEFORE)
-    inside = [mark for mark in marks if start <= mark[0] and mark[1] <= start + LENGTH - BEFORE]
+    start = _choose_start(marks, SNIPPET_LENGTH - LEAD)
+    inside = [mark for mark in marks if start <= mark[0] and mark[1] <= start + SNIPPET_LENGTH - LEAD]
     best = min(inside, key=lambda mark: (counts[mark[2]], mark[0]), default=None)
     return (best[0], best[1]) if best else None
 
 
-def _cut(text: str, marks: Sequence[Mark]) -> Snippet:
-    """Cut out the part with the most different words of the query, and a part with others; or the beginning."""
-    spans = [_choose_span(text, marks, LENGTH)]
-    seen = _find_terms(marks, spans)
+def _make_snippet(text: str, marks: Sequence[Mark]) -> Snippet:
+    """Excerpt the part with the most distinct words of the query, and a second part if it has others; or the start."""
+    spans = [_choose_span(text, marks, SNIPPET_LENGTH)]
+    seen = _list_terms(marks, spans)
     if any(term not in seen for _, _, term in marks):
-        first = _choose_span(text, marks, 5 * LENGTH // 8)
-        shown_first = _find_terms(marks, [first])
+        first = _choose_span(text, marks, 5 * SNIPPET_LENGTH // 8)
+        shown_first = _list_terms(marks, [first])
         others = [mark for mark in marks if mark[2] not in shown_first]
-        two = _merge([first, _choose_span(text, others, 3 * LENGTH // 8)])
-        if len(_find_terms(marks, two)) > len(seen):
+        two = _merge_spans([first, _choose_span(text, others, 3 * SNIPPET_LENGTH // 8)])
+        if len(_list_terms(marks, two)) > len(seen):
             spans = two
     shown, places = "", []
     for start, end in spans:
         shown += " \u2026 " if shown else "\u2026 " if start else ""
-        inside = _merge([(a, b) for a, b, _ in marks if start <= a and b <= end])
+        inside = _merge_spans([(a, b) for a, b, _ in marks if start <= a and b <= end])
         places += [(a - start + len(shown), b - start + len(shown)) for a, b in inside]
         shown += text[start:end].replace("\n", " ")
     return _shorten_leaders(shown + (" \u2026" if spans[-1][1] < len(text) else ""), places)
 
 
-def _find_terms(marks: Sequence[Mark], spans: Sequence[Span]) -> set[str]:
-    """Return the terms of the marked words that are in some parts of a text."""
+def _list_terms(marks: Sequence[Mark], spans: Sequence[Span]) -> set[str]:
+    """Return the terms of the highlights inside of spans."""
     found: set[str] = set()
     for first, last in spans:
         found.update(term for start, end, term in marks if first <= start and end <= last)
@@ -174,12 +174,12 @@ def _find_terms(marks: Sequence[Mark], spans: Sequence[Span]) -> set[str]:
 
 
 def _choose_span(text: str, marks: Sequence[Mark], length: int) -> Span:
-    """Return the part of a text of at most some length that has the most different marked words, from word to word."""
-    start = _choose_start(marks, length - BEFORE) - BEFORE
+    """Return the span of at most `length` characters with the most distinct highlights, at word boundaries."""
+    start = _choose_start(marks, length - LEAD) - LEAD
     if start < 0:
         start = 0
-    elif space := re.search(r"[ \n]", text[start : start + BEFORE]):
-        start += space.end()  # where a word begins
+    elif space := re.search(r"[ \n]", text[start : start + LEAD]):
+        start += space.end()  # the start of a word
     end = min(start + length, len(text))
     if end < len(text):
         end = max(text.rfind(" ", start, end), text.rfind("\n", start, end), start + length // 2)
@@ -187,23 +187,23 @@ def _choose_span(text: str, marks: Sequence[Mark], length: int) -> Span:
 
 
 def _choose_start(marks: Sequence[Mark], room: int) -> int:
-    """Return where the marked word stands from which on a snippet has the most different words, then the most."""
-    most, most_marks, best_start, last = 0, 0, 0, 0
+    """Return the start of the span with the most distinct highlights; ties go to the most highlights."""
+    max_terms, max_marks, best_start, last = 0, 0, 0, 0
     inside: dict[str, int] = {}
     for first, (start, _, term) in enumerate(marks):
         while last < len(marks) and marks[last][1] <= start + room:
             inside[marks[last][2]] = inside.get(marks[last][2], 0) + 1
             last += 1
-        if len(inside) > most or (len(inside) == most and last - first > most_marks):
-            most, most_marks, best_start = len(inside), last - first, start
+        if len(inside) > max_terms or (len(inside) == max_terms and last - first > max_marks):
+            max_terms, max_marks, best_start = len(inside), last - first, start
         num = inside.pop(term, 0)
         if num > 1:
             inside[term] = num - 1
     return best_start
 
 
-def _merge(spans: list[Span]) -> list[Span]:
-    """Join spans that overlap, as an identifier and its parts do."""
+def _merge_spans(spans: list[Span]) -> list[Span]:
+    """Merge overlapping spans, such as those of an identifier and its parts."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start < merged[-1][1]:
@@ -214,7 +214,7 @@ def _merge(spans: list[Span]) -> list[Span]:
 
 
 def _find_boxes(page: PageText, starts: Sequence[int], spans: list[Span]) -> tuple[Box, ...]:
-    """Return the boxes of spans: a part of a long word, as Chinese lines are, is that part of its box."""
+    """Return the boxes of spans; for a part of a word, such as a line of Chinese, the same part of its box."""
     words, spans = page.text.split(), spans[:MAX_BOXES]
     last = min(len(words), len(page.boxes) // 8) - 1
     if last < 0:
@@ -224,10 +224,10 @@ def _find_boxes(page: PageText, starts: Sequence[int], spans: list[Span]) -> tup
     sides = dict(zip(near, page.find_boxes(near), strict=True))
     boxes: list[Box] = []
     for i, (start, end) in zip(owners, spans, strict=True):
-        if start >= starts[i] + len(words[i]):  # the file has no box for it
+        if start >= starts[i] + len(words[i]):  # beyond the words with boxes
             continue
-        if broken := _split_broken([sides[j] for j in (i - 1, i, i + 1) if j in sides]):
-            boxes += broken
+        if halves := _split_hyphenated([sides[j] for j in (i - 1, i, i + 1) if j in sides]):
+            boxes += halves
             continue
         left, top, right, bottom = sides[i]
         length, width, begin = max(len(words[i]), 1), right - left, starts[i]
@@ -242,17 +242,17 @@ def _find_boxes(page: PageText, starts: Sequence[int], spans: list[Span]) -> tup
     return tuple(boxes)
 
 
-def _split_broken(sides: list[list[float]]) -> list[Box]:
-    """Return the boxes of both parts of a word that is broken at the end of a line; nothing for other words.
+def _split_hyphenated(sides: list[list[float]]) -> list[Box]:
+    """Return the boxes of both parts of a word that is hyphenated across two lines; [] for other words.
 
-    sides: of the words before it, itself and after it. Its box is around both parts, across two lines: its neighbours
-    tell where they are.
+    sides: boxes of the previous word, the word and the next one. The box of the word spans both lines; the neighbours
+    show where its parts are.
     """
     if len(sides) < 3:
         return []
     (_, before_top, before_right, before_bottom), word, (after_left, after_top, _, after_bottom) = sides
     left, top, right, bottom = word
-    middle, lower = (top + bottom) / 2, 0.7 * (bottom - top)  # a line is lower than that
+    middle, lower = (top + bottom) / 2, 0.7 * (bottom - top)  # more than the height of a line
     if before_bottom - before_top > lower or after_bottom - after_top > lower:
         return []
     on_first_line = before_top < middle and before_bottom < middle + lower / 4 and before_right < right
@@ -265,7 +265,7 @@ def _split_broken(sides: list[list[float]]) -> list[Box]:
 
 
 def _shorten_leaders(text: str, marks: list[Span]) -> Snippet:
-    """Return a snippet without the dots that lead the eye in a table of contents, and with marks that have moved so."""
+    """Shorten the dot leaders of a table of contents, and shift the highlights."""
     if ".." not in text and ". ." not in text:  # most texts
         return Snippet(text, tuple(marks))
     parts: list[str] = []

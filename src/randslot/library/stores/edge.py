@@ -1,6 +1,6 @@
-"""The store on disk: Qdrant Edge, a search engine inside this process. The only file that imports qdrant_edge.
+"""The store on disk with Qdrant Edge, an in-process search engine. The only file that imports qdrant_edge.
 
-Vectors are in half precision on disk, and large ones have binary codes in memory. There is no HNSW graph.
+Vectors are stored in half precision; large ones also have binary codes in memory. There is no HNSW graph.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .points import (
 )
 from .store import DEFAULT_TUNING, DamagedError, Nearest, Store, StoreHit, Tuning, make_hit
 
-SEGMENT_BYTES = 2**26  # of an empty segment, where files cannot be sparse
+SEGMENT_BYTES = 2**26  # of an empty segment, on filesystems without sparse files
 
 
 class EdgeStore(Store):
@@ -52,8 +52,8 @@ class EdgeStore(Store):
         if not folder.exists():
             self._create()
         self._check_disk()
-        self.warm = False  # whether all vectors were read once
-        self.doubt, self.num_coded = 0.0, 0  # the share of late searches that codes did not decide, and their number
+        self.warm = False  # whether the vectors are in the page cache
+        self.num_coded, self.fallback_rate = 0, 0.0  # searches by codes; moving average of those without an answer
         _read_through(folder, "quantized*")
         self.shard = self._load()
         self._find_codes()
@@ -80,7 +80,7 @@ class EdgeStore(Store):
         os.rename(part, self.folder)
 
     def _make_config(self, fields: Sequence[DenseField], has_log: bool) -> edge.EdgeConfig:
-        """Return the engine's settings. has_log: older stores have a write-ahead log, which doubles a small library."""
+        """Return the engine's settings. has_log: old stores have a write-ahead log, which doubles small libraries."""
         sparse = edge.EdgeSparseVectorParams(modifier=edge.Modifier.Idf, memory=edge.Memory.Cold)
         return edge.EdgeConfig(
             vectors={field.name: _make_parameters(field) for field in fields},
@@ -94,21 +94,21 @@ class EdgeStore(Store):
     def _load(self, config: edge.EdgeConfig | None = None) -> edge.EdgeShard:
         try:
             return edge.EdgeShard.load(str(self.folder), config)
-        except Exception as error:  # the engine has no errors of its own
+        except Exception as error:  # the engine has no exception types
             reason = f"cannot open the pages in {self.folder}: "
             if "WouldBlock" in str(error):
                 raise RandSlotError(f"{reason}open in another process") from error
             raise RandSlotError(
-                f"{reason}{first_line(error)}. If they are damaged, restore a copy; or move that folder away, run "
+                f"{reason}{first_line(error)}. If they are damaged, restore a backup; or move that folder away, run "
                 f"randslot library verify --repair -l {self.folder.parent}, and index again"
             ) from error
 
     # -- writes
 
-    # The engine maps sparse files: on a full disk a write ends the process by SIGBUS, which no exception handler sees.
+    # The engine memory-maps sparse files: on a full disk, a write kills the process with SIGBUS.
 
     def _check_disk(self) -> None:
-        """Raise DiskFullError before a write for which no room could be left."""
+        """Raise DiskFullError if the disk is nearly full."""
         check_space(self.folder, 0, reserve=16 * 2**20)
 
     def split(self, pages: Sequence[StoredPage]) -> Iterator[list[StoredPage]]:
@@ -159,9 +159,9 @@ class EdgeStore(Store):
         self._find_codes()
 
     def _find_codes(self) -> None:
-        """Look whether all segments have codes: a new field gets them when the store is optimized.
+        """Check whether all segments have codes: a new field gets them when the store is optimized.
 
-        num_listed: pages by their codes, from which those that are scored in full are chosen.
+        num_listed: candidates by codes, of which the best are rescored in full.
         """
         self.num_listed = min(max(self.count(Filter()) // 20, 1000), 5000)
         segments = list(self.folder.glob(f"segments/*/vector_storage-{VECTOR_NAME}"))
@@ -171,21 +171,21 @@ class EdgeStore(Store):
         self._check_disk()
         try:
             self.shard.update(operation)
-        except Exception as error:  # the engine has no errors of its own
+        except Exception as error:  # the engine has no exception types
             raise RandSlotError(f"cannot write pages into {self.folder}: {first_line(error)}") from error
 
     # -- reads
 
     def find_nearest(self, requests: Sequence[Nearest]) -> list[list[StoreHit]]:
-        """Answer requests: by codes those that codes can decide, the others in full and in one batch."""
+        """Answer requests by codes where possible, the others exactly in one batch."""
         found: dict[int, list[StoreHit]] = {}
         for number, request in enumerate(requests):
             if not (request.by_codes and self.has_codes and request.limit <= self.num_listed // 4):
                 continue
             self.num_coded += 1
-            if self.doubt < 0.75 or self.num_coded % 16 == 0:  # codes pay, or may pay again
+            if self.fallback_rate < 0.75 or self.num_coded % 16 == 0:  # codes are worthwhile, or may be again
                 hits = self._search_by_codes(request)
-                self.doubt += 0.3 * ((hits is None) - self.doubt)
+                self.fallback_rate += 0.3 * ((hits is None) - self.fallback_rate)
                 if hits is not None:
                     found[number] = hits
         rest = {number: request for number, request in enumerate(requests) if number not in found}
@@ -202,9 +202,9 @@ class EdgeStore(Store):
         return [[make_hit(point) for point in points] for points in answers]
 
     def _search_by_codes(self, request: Nearest) -> list[StoreHit] | None:
-        """List the best pages by codes, score some in full, then all that may belong to the hits.
+        """List candidates by codes, rescore the best in full, then all that may still be hits.
 
-        Returns None if more pages than were listed may belong to them.
+        Returns None if pages beyond the candidates may be hits.
         """
         with _reading():
             listed = self.shard.query(_make_request(request, num_listed=self.num_listed))
@@ -264,13 +264,13 @@ class EdgeStore(Store):
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """Report damaged vectors: the engine finds out when it needs them, not when it opens."""
+    """Report damaged vectors, which the engine detects when it reads them, not when it opens the store."""
     try:
         yield
-    except Exception as error:  # the engine has no errors of its own
+    except Exception as error:  # the engine has no exception types
         raise DamagedError(
             f"the library's vectors are damaged ({first_line(error)}): "
-            "randslot library verify --repair, then index its files"
+            "run randslot library verify --repair, then index its files"
         ) from error
 
 
@@ -287,7 +287,7 @@ def _read_through(folder: Path, name: str) -> None:
                     pass
 
 
-# -- to the engine's types
+# -- conversion to the engine's types
 
 
 def _make_parameters(field: DenseField) -> edge.EdgeVectorParams:
@@ -309,25 +309,24 @@ def _convert(vectors: NamedVectors) -> dict[str, Any]:
 
 
 def count_needed(codes: NDArray[np.float64], hits: Sequence[StoreHit], query: Vectors | Terms) -> int:
-    """Return how many pages to score in full: those whose code does not rule out that they belong to the hits.
+    """Return how many more pages to rescore: those that their codes do not rule out as hits.
 
-    codes: scores of pages by codes, best first: for each vector of the query, bits that are equal minus bits that are
-    not. The share of equal bits of two vectors estimates their angle; its standard error is that of a binomial share.
-    A page is ruled out if its score would have to be 1.5 standard errors better than its code says. research/log.md has
-    how many of the best pages are found so.
+    codes: scores by codes, best first: for each query vector, equal bits minus different bits. The share of different
+    bits of two vectors estimates their angle, with the standard error of a binomial proportion. A page is ruled out if
+    its score would have to be 1.5 standard errors above the estimate. For the recall, see research/log.md.
     """
     assert not isinstance(query, Terms)
     num, dim = query.shape
     angle = np.pi / 2 * (1 - codes / (num * dim))
     share = angle / np.pi
     error = np.sin(angle) * np.pi * np.sqrt(num * share * (1 - share) / dim)
-    lowest = min((hit.score for hit in hits), default=-np.inf)
-    is_ruled_out = num * np.cos(angle) + 1.5 * error <= lowest
+    lowest_hit = min((hit.score for hit in hits), default=-np.inf)
+    is_ruled_out = num * np.cos(angle) + 1.5 * error <= lowest_hit
     return int(np.argmax(is_ruled_out)) if is_ruled_out.any() else len(codes)
 
 
 def _make_request(request: Nearest, *, num_listed: int = 0, ids: Collection[Any] = ()) -> edge.QueryRequest:
-    """num_listed: list points with their scores by codes. ids: points to score in full."""
+    """num_listed: number of candidates to list by codes. ids: points to rescore in full."""
     some = None if request.filter == Filter() else _make_filter(request.filter)
     by_sketch = None
     if request.sketch is not None:
