@@ -63,6 +63,8 @@ def test_a_mixed_folder_is_indexed_and_found(run, tmp_path):
 def write_locked(file: Path, password: str) -> None:
     canvas = Canvas(str(file), encrypt=password)
     canvas.drawString(72, 700, "The vault has a walrus")
+    canvas.bookmarkPage("vault")
+    canvas.addOutlineEntry("The vault", "vault")
     canvas.save()
 
 
@@ -114,3 +116,5 @@ def test_a_pdf_with_a_password_is_told_of_once_and_read_with_it(run, tmp_path):
     with serve(tmp_path / "lib", RANDSLOT_PASSWORD="s3cret of many letters") as one:
         (hit,) = one.search("walrus")
         assert one.client.get(hit["image"]).status_code == 200
+        (entry,) = one.client.get(f"{hit['image'].rpartition('/pages/')[0]}/outline").json()["entries"]
+        assert entry["title"] == "The vault"

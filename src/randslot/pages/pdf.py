@@ -117,7 +117,7 @@ def crop_pdf_page(file: Path, number: int, box: Box, pixels: int, max_width: int
 
 def read_pdf_outline(file: Path) -> list[tuple[int, str, int]]:
     """Return the outline of a PDF in page order: the level (from 0), title and page of each entry."""
-    with _pdf_errors(file, "open"), PDFIUM, pdfium.PdfDocument(file) as pdf:
+    with _pdf_errors(file, "open"), PDFIUM, open_pdf(file) as pdf:
         fields = PdfFields(pdf)
     outline = []
     for page in fields.pages:
