@@ -174,7 +174,7 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     expect(rows.filter(has_text="broken.pdf")).to_contain_text(
         "Could not be added: cannot open: it is corrupt, or not a PDF"
     )
-    expect(rows.filter(has_text="notes.xyz")).to_contain_text("Could not be added: only documents and images")
+    expect(rows.filter(has_text="notes.xyz")).to_contain_text("Could not be added: unsupported file type")
     expect(page.get_by_role("heading", name="Uploads: 1 of 3 added, 2 failed")).to_be_visible()
     page.get_by_role("button", name="Retry broken.pdf").click()
     expect(rows.filter(has_text="broken.pdf")).to_contain_text("Could not be added: cannot open")
