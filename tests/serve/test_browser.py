@@ -173,7 +173,7 @@ def test_an_upload_is_found_and_a_broken_one_says_why(page, tmp_path):
     rows = page.locator("#uploads li")
     expect(rows.filter(has_text="delta.pdf")).to_contain_text("Added, 3 pages")
     expect(rows.filter(has_text="broken.pdf")).to_contain_text("Not added: cannot open: it is corrupt, or not a PDF")
-    expect(rows.filter(has_text="notes.xyz")).to_contain_text("Not added: only documents and images")
+    expect(rows.filter(has_text="notes.xyz")).to_contain_text("Not added: unsupported file type")
     expect(page.get_by_role("heading", name="Uploads: 1 of 3 added, 2 failed")).to_be_visible()
     page.get_by_role("button", name="Retry broken.pdf").click()
     expect(rows.filter(has_text="broken.pdf")).to_contain_text("Not added: cannot open")
