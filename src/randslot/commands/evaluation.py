@@ -159,7 +159,7 @@ def report(
 @needs_extra("evaluate")
 def analyse(
     sources: Annotated[
-        list[str] | None, typer.Argument(help="Part (budgets, winners, readouts, cost); results or models.")
+        list[str] | None, typer.Argument(help="Part (budgets, winners, readouts, cost), then results or models.")
     ] = None,
     benchmark: Benchmarks = None,
     data: Data = None,
