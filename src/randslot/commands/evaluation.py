@@ -48,7 +48,8 @@ def evaluate(
     data: Data = None,
     data_root: DataRoot = None,
     by: Annotated[
-        Literal["words", "vectors", "both"], option("words|vectors|both", "Vectors only, or the library's search.")
+        Literal["words", "vectors", "both"],
+        option("words|vectors|both", "Plain vectors, or a library's keyword/hybrid search."),
     ] = "vectors",
     rerank: Rerank = None,
     group: Annotated[Literal["page", "document"], typer.Option(help="Rank pages or documents.")] = "page",

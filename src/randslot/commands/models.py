@@ -19,7 +19,7 @@ app = make_app()
 @needs_extra("train")
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or name of a shipped recipe.")],
-    changes: Annotated[list[str] | None, option("KEY=VALUE", "Change a value; repeatable.", "--set")] = None,
+    changes: Annotated[list[str] | None, option("KEY=VALUE", "Change a recipe value; repeatable.", "--set")] = None,
     output: Annotated[
         str | None, option("FOLDER", "Folder for model, checkpoints and run.json.", "--output", "-o")
     ] = None,
