@@ -48,7 +48,8 @@ def evaluate(
     data: Data = None,
     data_root: DataRoot = None,
     by: Annotated[
-        Literal["words", "vectors", "both"], option("words|vectors|both", "Vectors only, or the library's search.")
+        Literal["words", "vectors", "both"],
+        option("words|vectors|both", "Plain vectors, or a library's keyword/hybrid search."),
     ] = "vectors",
     rerank: Rerank = None,
     group: Annotated[Literal["page", "document"], typer.Option(help="Rank pages or documents.")] = "page",
@@ -159,7 +160,7 @@ def report(
 @needs_extra("evaluate")
 def analyse(
     sources: Annotated[
-        list[str] | None, typer.Argument(help="Part (budgets, winners, readouts, cost); results or models.")
+        list[str] | None, typer.Argument(help="Part (budgets, winners, readouts, cost), then results or models.")
     ] = None,
     benchmark: Benchmarks = None,
     data: Data = None,

@@ -75,7 +75,7 @@ def index(
     ocr: Ocr = "auto",
     no_ocr: NoOcr = False,
     meta: Annotated[list[str] | None, option("KEY=VALUE", "Metadata to filter by; repeatable.")] = None,
-    prune: Annotated[bool, flag("--prune", help="Remove files that no longer exist.")] = False,
+    prune: Annotated[bool, flag("--prune", help="Remove deleted files from the library.")] = False,
     yes: Yes = False,
     dry_run: Annotated[bool, flag("--dry-run", help="With --prune: only list the files.")] = False,
     strict: Annotated[bool, flag("--strict", help="Report known failures again; exit with 1.")] = False,

@@ -121,7 +121,7 @@ def rerank(
     model: Annotated[str, typer.Argument(help="Cross-encoder (folder, hub ID), server URL, or none.")],
     library: Place,
 ) -> None:
-    """Rerank the first hits of all searches.
+    """Set a reranker for all searches.
 
     randslot library rerank cross-encoder/ms-marco-MiniLM-L6-v2 -l mylib
     randslot library rerank http://localhost:8080 -l mylib

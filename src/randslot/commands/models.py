@@ -19,8 +19,10 @@ app = make_app()
 @needs_extra("train")
 def train(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or name of a shipped recipe.")],
-    changes: Annotated[list[str] | None, option("KEY=VALUE", "Change a value; repeatable.", "--set")] = None,
-    output: Annotated[str | None, option("FOLDER", "Folder for the model and its run.", "--output", "-o")] = None,
+    changes: Annotated[list[str] | None, option("KEY=VALUE", "Change a recipe value; repeatable.", "--set")] = None,
+    output: Annotated[
+        str | None, option("FOLDER", "Folder for model, checkpoints and run.json.", "--output", "-o")
+    ] = None,
     resume: Annotated[bool, flag("--resume", help="Resume from the last checkpoint.")] = False,
     dry_run: Annotated[bool, flag("--dry-run", help="Estimate steps, memory, disk and time.")] = False,
     devices: Annotated[int | None, option("N", "With --dry-run: number of devices.", min=1)] = None,
@@ -145,7 +147,7 @@ def mine(
     library: Place,
     by: Annotated[
         Literal["words", "vectors", "both"] | None,
-        option("words|vectors|both", "Search that ranks the pages.", shown="as the library searches"),
+        option("words|vectors|both", "Search that ranks the pages.", shown="the library's default"),
     ] = None,
     num: Annotated[int, option("N", "Negatives per query.", min=1)] = 4,
     ranks: Annotated[tuple[int, int], option("FIRST LAST", "Ranks to take them from.", shown="1 100")] = (1, 100),

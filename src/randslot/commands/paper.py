@@ -40,7 +40,7 @@ class Step:
 def paper(
     folder: Annotated[Path, typer.Argument(help="Folder for models, results and tables.")] = Path("reproduction"),
     recipes: Annotated[
-        list[str] | None, option("RECIPE", "Backbones; repeatable.", "--recipe", shown="the paper's two")
+        list[str] | None, option("RECIPE", "Recipe; repeatable.", "--recipe", shown="the paper's two")
     ] = None,
     changes: Annotated[
         list[str] | None, option("KEY=VALUE", "Change a value of all recipes; repeatable.", "--set")

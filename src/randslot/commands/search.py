@@ -67,7 +67,7 @@ class SearchCommand(OnceCommand):
 def search(
     query: Annotated[list[str], typer.Argument(help="Query; - reads one per line (stdin).")],
     library: Places = None,
-    k: Annotated[int, option("N", "Number of pages.", "-k")] = 5,
+    k: Annotated[int, option("N", "Number of hits.", "-k")] = 5,
     filters: Annotated[
         list[str] | None, option("KEY=VALUE", "source=report.pdf, page=3-9, or metadata; repeatable.", "--filter")
     ] = None,
