@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manuals import Half, Question, grade
 from reader import list_asked, search
-from record import print_table
+from record import keep, print_table
 
 from randslot.evaluation.tasks import own_task
 from randslot.library.library import Library
@@ -47,6 +47,7 @@ def main() -> None:
         for by in searches:
             rows.append({"search": by} | grade(asked, [search(library, one, by) for one in asked], 5))
     print_table(rows)
+    keep("foreign", rows)
 
 
 if __name__ == "__main__":
