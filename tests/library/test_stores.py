@@ -177,7 +177,7 @@ def test_vectors_come_back_in_half_precision(filled):
     assert read.keys() == {pages[3].id, pages[12].id}
     for page in (pages[3], pages[12]):
         found = read[page.id]
-        assert (found.file, found.number, found.image) == (page.file, page.number, page.image)
+        assert (found.file, found.number, found.hash) == (page.file, page.number, page.hash)
         np.testing.assert_allclose(found.vectors, page.vectors, atol=5e-4)
 
 
@@ -188,7 +188,7 @@ def test_pages_are_replaced_and_deleted(store):
     new, old = make_pages(1)[:3], make_pages(0)[3:]
     store.add(new)
     assert list(found_by(store, StoreQuery(query))) == rank(new + old, query)[:20]
-    assert store.images(FILES[0]) == {n: f"{1 if n <= 3 else 0}-{n}" for n in range(1, 11)}
+    assert store.hashes(FILES[0]) == {n: f"{1 if n <= 3 else 0}-{n}" for n in range(1, 11)}
     for _ in range(2):
         store.delete(FILES[1])
     assert store.counts() == {file: 10 for file in FILES if file != FILES[1]}
@@ -201,7 +201,7 @@ def test_many_pages_of_one_file_are_all_known(store):
     """More than an engine returns at once."""
     vectors = unit(np.random.default_rng(0), 2)
     store.add([StoredPage(FILES[0], number, str(number), vectors) for number in range(1, 1203)])
-    assert store.images(FILES[0]) == {number: str(number) for number in range(1, 1203)}
+    assert store.hashes(FILES[0]) == {number: str(number) for number in range(1, 1203)}
     store.optimize()
     assert store.counts() == {FILES[0]: 1202}
 
@@ -268,7 +268,7 @@ def test_a_page_gets_its_text_and_its_vectors_later(store):
     read = store.read([page_id(FILES[0], number) for number in (1, 3)])
     np.testing.assert_allclose(read[old[0].id].vectors, old[0].vectors, atol=5e-4)
     np.testing.assert_allclose(read[new[0].id].vectors, vectors, atol=5e-4)
-    assert (read[old[0].id].image, read[new[0].id].image) == ("1", "h")
+    assert (read[old[0].id].hash, read[new[0].id].hash) == ("1", "h")
     assert read[new[0].id].text.text == "a scan"
     assert store.contents([]) == Contents(4, 3, {"": 1, "layer": 3})
     assert store.contents(FILES[:1]) == Contents(0, 0, {})
@@ -347,7 +347,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert subprocess.run([sys.executable, "-c", code]).returncode == -9
     store = EdgeStore(tmp_path / "store", None)
     file = str(uuid.UUID(int=1))
-    assert store.images(file).keys() >= set(range(1, 101))
+    assert store.hashes(file).keys() >= set(range(1, 101))
     store.delete(file)
     assert store.counts() == {}
     store.close()

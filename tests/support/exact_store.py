@@ -56,7 +56,7 @@ class ExactStore:
         for page in pages:
             old = self._page(self.places[page.id])
             if page.vectors is not None:
-                old = replace(old, vectors=page.vectors, image=page.image, cut=page.cut)
+                old = replace(old, vectors=page.vectors, hash=page.hash, cut=page.cut)
             changed.append(replace(old, text=page.text or old.text))
         self.add(changed)
 
@@ -178,8 +178,8 @@ class ExactStore:
         vectors = self.matrix_ND[self.starts[place] : self.starts[place + 1]]
         return replace(self.pages[place], vectors=vectors.astype(np.float32) if len(vectors) else None)
 
-    def images(self, file: str) -> dict[int, str]:
-        return {page.number: page.image for page in self.pages if page.file == file}
+    def hashes(self, file: str) -> dict[int, str]:
+        return {page.number: page.hash for page in self.pages if page.file == file}
 
     def counts(self) -> dict[str, int]:
         return dict(Counter(page.file for page in self.pages))

@@ -186,7 +186,7 @@ def test_a_broken_image_stops_the_run_in_one_line_or_is_counted(data, tmp_path):
         randslot.train(small(data, tmp_path / "run", batch=8, workers=1))
     assert "\n" not in str(caught.value)
     randslot.train(small(data, tmp_path / "run", batch=8, on_bad_row="skip"))
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["broken_images_passed_over"] == 1
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["broken_images_skipped"] == 1
     assert "row 3" in (tmp_path / "run" / "skipped_rows.txt").read_text()
 
 

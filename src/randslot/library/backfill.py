@@ -165,7 +165,7 @@ class Backfill:
                 pages, texts = [], []
                 for page in store.read(ids[start : start + batch]).values():
                     text = page.text.text if page.text else ""
-                    if text.strip() and (page.vectors is None or page.image != hash_text(text)):
+                    if text.strip() and (page.vectors is None or page.hash != hash_text(text)):
                         pages.append(page)
                         texts.append(text)
                 encoded = []

@@ -241,7 +241,7 @@ def _copy_pages(source: Library, target: Library, pages: list[tuple[File, int]],
     """Copy pages that an earlier run did not copy; return how many."""
     files = {file.id: file for file, _ in pages}
     target.manifest.put(*(replace(file, state="pending") for file in files.values()))  # hidden before the first page
-    stored = {id: target.store.images(id) if id in known else {} for id in files}
+    stored = {id: target.store.hashes(id) if id in known else {} for id in files}
     wanted = {page_id(file.id, number): file for file, number in pages if number not in stored[file.id]}
     found = source.store.read(list(wanted))
     new, ours, theirs = target.binding, source.words, target.words

@@ -169,7 +169,7 @@ class Ingest:
         words, store = self.library.words, self.library.store
         if words.name_fields(old.source) == words.name_fields(new.source):
             return
-        ids = [page_id(new.id, number) for number in store.images(new.id)]
+        ids = [page_id(new.id, number) for number in store.hashes(new.id)]
         for start in range(0, len(ids), 100):
             weighted = []
             for page in store.read(ids[start : start + 100]).values():
@@ -185,13 +185,13 @@ class Ingest:
         for pending in manifest.find(source=new.source, state="pending"):
             if pending.hash == new.hash:
                 new = replace(new, id=pending.id)
-                missing -= store.images(new.id).keys()
+                missing -= store.hashes(new.id).keys()
                 self._restore_words(new)
             else:
                 clear(manifest, store, [pending])
         reuse: dict[str, str] = {}
         if old is not None:
-            for number, hash in store.images(old.id).items():
+            for number, hash in store.hashes(old.id).items():
                 if hash:
                     reuse[hash] = page_id(old.id, number)
         return FileJob(new, old, missing, reuse)
@@ -199,7 +199,7 @@ class Ingest:
     def _restore_words(self, file: File) -> None:
         """Add the words of stored pages to the vocabulary, in case the earlier run was killed before it saved it."""
         store, vocabulary = self.library.store, self.library.words.vocabulary
-        for page in store.read([page_id(file.id, number) for number in store.images(file.id)]).values():
+        for page in store.read([page_id(file.id, number) for number in store.hashes(file.id)]).values():
             if page.text and vocabulary:
                 vocabulary.add(page.text.words)
 

@@ -173,8 +173,8 @@ class Loss(nn.Module):
         model = self.model
         for number, (part, state, gradient) in enumerate(zip(parts, states, gradients, strict=True), start=1):
             is_last = number == len(parts)  # all-reduces the gradients
-            is_alone = isinstance(model, DistributedDataParallel) and not is_last
-            with torch.enable_grad(), model.no_sync() if is_alone else nullcontext():
+            is_local = isinstance(model, DistributedDataParallel) and not is_last
+            with torch.enable_grad(), model.no_sync() if is_local else nullcontext():
                 with state.replay():
                     vectors, _ = self.encode(part)
                 part.clear()  # of the tower's output, among others

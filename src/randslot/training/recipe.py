@@ -1,4 +1,4 @@
-"""A recipe: every setting of a training run. The defaults are the paper's; a TOML file holds only differences."""
+"""A recipe: every setting of a training run. A TOML file holds only differences from the defaults."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ RUNTIME_KEYS = (
 
 @dataclass(frozen=True)
 class Recipe(Settings):
-    """Every setting of a training run; the defaults are the paper's.
+    """Every setting of a training run; the defaults are the paper's, except where noted.
 
     Set either `backbone` or `untrained`. `inference`, `reduction` and `width` do not affect training: set them when
     you load the trained model.

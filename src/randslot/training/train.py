@@ -271,7 +271,7 @@ class TrainingRun:
             "attention": model.backbone.model.config._attn_implementation,
             "precision": self.hardware.precision,
             "fallbacks": list(self.hardware.fallbacks),
-            "broken_images_passed_over": num_skipped,
+            "broken_images_skipped": num_skipped,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
         }
         write_record(self.folder, model, record, RECIPE)
@@ -380,7 +380,7 @@ class TrainingLog(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         step, last, logs = state.global_step, state.max_steps, logs or {}
-        for key, what in (("eval_maxsim_ndcg@5", "nDCG@5"), ("eval_read", "share read right")):
+        for key, what in (("eval_maxsim_ndcg@5", "nDCG@5"), ("eval_read", "next-token accuracy")):
             if key in logs:
                 self.console.print(f"step {step}: validation {what} {logs[key]:.4f}")
         if "loss" not in logs:

@@ -1,4 +1,4 @@
-"""A page as a point of a vector database: named vectors, and a payload with its file, number, image and text.
+"""A page as a point of a vector database: named vectors, and a payload with its file, number, hash and text.
 
 Vectors are dense ("page": several, compared by MaxSim; "sketch": one, see sketches.py) or sparse ("words": terms with
 their BM25 weights, which the engine multiplies by IDF).
@@ -59,7 +59,7 @@ class StoredPage:
 
     file: str
     number: int
-    image: str
+    hash: str
     vectors: Vectors | None = None
     text: StoredText | None = None
     cut: bool = False
@@ -113,8 +113,8 @@ def halve(vectors: Vectors) -> Vectors:
 
 
 def make_payload(page: StoredPage, *, is_new: bool = True) -> dict[str, Any]:
-    """Return the payload of a page. is_new: all fields; else only those of an update."""
-    payload: dict[str, Any] = {"file": page.file, "number": page.number, "image": page.image} if is_new else {}
+    """Return the payload of a page; its hash has the key "image". is_new: all fields; else only those of an update."""
+    payload: dict[str, Any] = {"file": page.file, "number": page.number, "image": page.hash} if is_new else {}
     if page.text is not None:
         payload["origin"] = page.text.origin
         payload["text"] = page.text.text
@@ -123,7 +123,7 @@ def make_payload(page: StoredPage, *, is_new: bool = True) -> dict[str, Any]:
         payload["words"] = page.text.words
         payload["fields"] = dict(page.text.fields)
     if page.vectors is not None:
-        payload["image"] = page.image
+        payload["image"] = page.hash
     if page.cut:
         payload["read"] = PART
     return payload

@@ -284,9 +284,9 @@ class Store(ABC):
             step = max(1, min(self.max_read, MAX_NUMBERS // largest))
         return found
 
-    def images(self, file: str) -> dict[int, str]:
+    def hashes(self, file: str) -> dict[int, str]:
         """Return the hash of each stored page of a file, by number."""
-        return {page.number: page.image for page in self.scroll(Filter({"file": [file]}))}
+        return {page.number: page.hash for page in self.scroll(Filter({"file": [file]}))}
 
     def counts(self) -> dict[str, int]:
         """Count the stored pages of each file."""
@@ -362,7 +362,7 @@ class Store(ABC):
 
     @abstractmethod
     def scroll(self, some: Filter) -> Iterator[StoredPage]:
-        """Yield pages with file, number and image."""
+        """Yield pages with file, number and hash."""
 
     @abstractmethod
     def count(self, some: Filter) -> int:
