@@ -62,7 +62,7 @@ def test_own_questions_are_asked_and_shown_as_text(tmp_path, monkeypatch):
     answer = CliRunner().invoke(app, ["demo", "--open", "-o", str(tmp_path / "x"), *questions])
     assert answer.exit_code == 0, answer.output
     assert f"see the pages in {tmp_path}/x/demo.html" in answer.output.replace("\n", "")
-    assert "no browser" in answer.output
+    assert "could not open a browser" in answer.output
     assert "? <b>sales</b> of wool" in answer.output
     assert "? [bold]x" in answer.output
 
