@@ -243,6 +243,12 @@ def test_several_libraries_give_one_list_and_other_commands_take_one(run, librar
     assert "library more lib" in run("search", "wool", "-l", "lib", "-l", "more lib").out
     (hit,) = run("search", "hills", "--json", env={"RANDSLOT_LIBRARY": "more lib"}).json
     assert "library" not in hit
+    corrected = run("search", "woll", "-l", "lib", "-l", "more lib")
+    assert "Showing results for wool" in corrected.err
+    write_pdf(tmp_path / "more" / "woll.pdf", [["A woll is something else"]])
+    run("index", "more", "-l", "more lib", "-q")
+    alone = run("search", "woll", "-l", "lib", "-l", "more lib")
+    assert (alone.out.count("page 1"), "woll.pdf" in alone.out, alone.err) == (1, True, "")
     answer = run("library", "status", "-l", "lib", "-l", "more lib")
     assert (answer.code, answer.err) == (2, "randslot: --library was given twice: pass it once\n")
 

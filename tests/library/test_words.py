@@ -127,6 +127,21 @@ def test_the_language_is_that_of_the_pages(tmp_path, language, text, query):
         assert library.words.language == language
 
 
+def test_a_word_of_a_rare_language_is_found_by_itself(tmp_path):
+    english = [f"The meeting of the board in the town number {i} was about the annual report" for i in range(20)]
+    german = [
+        "Die Mitgliederversammlung wählt den Vorstand",
+        "und beschließt mit Mehrheit die Satzung des Vereins",
+    ]
+    write_pages(tmp_path / "a.pdf", [*([text] for text in english), german])
+    with Library(tmp_path / "lib") as library:
+        library.add(tmp_path / "a.pdf", workers=1)
+        library.read_words(language="auto", workers=1)
+        assert library.words.languages == ("english", "german")
+        assert found(library, "Mitgliederversammlung") == [21]
+        assert found(library, "Vereine Satzungen") == [21]
+
+
 def test_function_words_of_a_language_that_no_page_has_find_nothing(tmp_path):
     texts = [["The UN and the EU met in the dans of the city, and the pages say what they agreed on"], ["Read a table"]]
     write_pages(tmp_path / "a.pdf", texts)

@@ -165,7 +165,7 @@ def test_fewer_vectors_are_the_first_ones(url, states, tmp_path):
     few = randslot.remote(url, states.folder / "serving.json", page_vectors=2, query_vectors=1)
     assert torch.equal(few.encode_document(page), all_four[:2])
     assert few.encode_query("tax").shape == (1, 128)
-    with pytest.raises(UsageError, match="page_vectors=8: the server has 4. Pass"):
+    with pytest.raises(UsageError, match="page_vectors=8: the server has 4"):
         randslot.remote(url, page_vectors=8)
     with pytest.raises(UsageError, match="page_vectors must be a whole number from 1"):
         randslot.remote(url, page_vectors=0)
@@ -195,7 +195,10 @@ def reply(*items: str, tokens: int) -> dict[str, Any]:
     ("answer", "message"),
     [
         (reply(pack(torch.ones(9, 64)), tokens=9), "cannot read vectors of dimension 128"),
-        (reply(pack(torch.ones(1, 128)), tokens=9), r"returned \[1\] vectors of dimension 128, but reports 9"),  # one for all
+        (
+            reply(pack(torch.ones(1, 128)), tokens=9),
+            r"returned \[1\] vectors of dimension 128, but reports 9",
+        ),  # one for all
         (reply(pack(torch.ones(3, 128)), tokens=3), "returned 3 states: too few for 4 vectors"),
         (reply(pack(torch.full((9, 128), torch.nan)), tokens=9), "not finite"),
         (reply(pack(torch.ones(5, 128)), pack(torch.ones(5, 128)), tokens=10), r"returned \[5, 5\] vectors"),

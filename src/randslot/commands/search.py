@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -153,10 +154,12 @@ def search(
                     boxes=as_json,
                 )
             )
-            notes += _list_notes(opened, found[-1], chosen)
-            for one, result in zip(queries, found[-1], strict=True):
-                if result.corrected:
-                    notes.append(f"Showing results for {result.corrected}; search instead for {one}: --verbatim")
+            notes += _list_library_notes(opened, found[-1])
+    if len(places) > 1:
+        for of_one_query in zip(*found, strict=True):
+            drop_corrections(of_one_query)
+    for of_one_library in found:
+        notes += _list_notes(queries, of_one_library, chosen)
     results = merge_results(found, places, k) if len(places) > 1 else found[0]
     if ignored and all(hit.by == "words" for result in results for hit in result.hits):
         notes.append(f"{' and '.join(ignored)} ignored (keyword search)")
@@ -186,6 +189,15 @@ def search(
             raise typer.Exit(1)
 
 
+def drop_corrections(results: Sequence[QueryResult]) -> None:
+    """Drop the hits of libraries that corrected a query, if another library has all its words."""
+    if any(result.hits and not result.corrected and not result.unknown for result in results):
+        for result in results:
+            if result.corrected:
+                result.corrected, result.hits = "", []
+            result.unknown = []
+
+
 def merge_results(found: list[list[QueryResult]], places: list[str], k: int) -> list[QueryResult]:
     """Merge the results of several libraries by rank: their scores are not comparable."""
     merged = []
@@ -199,10 +211,9 @@ def merge_results(found: list[list[QueryResult]], places: list[str], k: int) -> 
     return merged
 
 
-def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], filters: dict[str, Any]) -> list[str]:
-    """Return notes on the library and on missing results."""
-    from ..library.terminal import plural, readable
-    from ..pages.ocr import show_advice
+def _list_library_notes(opened: Library | LibraryClient, results: list[QueryResult]) -> list[str]:
+    """Return notes on a library."""
+    from ..library.terminal import plural
 
     notes = opened.notes()
     if not all(result.hits for result in results):
@@ -212,10 +223,19 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
             notes.append("the library is empty: add files with randslot index")
         elif pending:
             notes.append(f"{plural(pending, 'file')} incomplete: run randslot index to resume")
+    return notes
+
+
+def _list_notes(queries: list[str], results: list[QueryResult], filters: dict[str, Any]) -> list[str]:
+    """Return notes on missing results and corrected queries."""
+    from ..library.terminal import plural, readable
+    from ..pages.ocr import show_advice
+
     if results and results[0].filter_note:
-        return [*notes, readable(results[0].filter_note)]
+        return [readable(results[0].filter_note)]
+    notes = []
     pages = "no page with this filter" if filters else "no page"
-    for result in results:
+    for query, result in zip(queries, results, strict=True):
         if result.rerank_note:
             notes.append(result.rerank_note)
         if result.unknown:
@@ -224,6 +244,8 @@ def _list_notes(opened: Library | LibraryClient, results: list[QueryResult], fil
             notes.append(pages + " has " + " or ".join(f'"{word}"' for word in words) + similar)
         if num := result.without_text:
             notes.append(f"keyword search cannot find {plural(num, 'page')} without text: {show_advice()}")
+        if result.corrected:
+            notes.append(f"Showing results for {result.corrected}; search instead for {query}: --verbatim")
     return notes
 
 

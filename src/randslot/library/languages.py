@@ -14,7 +14,7 @@ from typing import Any
 
 from ..pages.text import PageText
 from ..words.analyzer import MEAN_LENGTH, Analyzer, fold_case, get_analyzer, get_page_analyzer, remove_accents
-from ..words.language import DEFAULT, choose_language, detect_language, find_query_language, load_stopwords
+from ..words.language import DEFAULT, choose_language, detect_language, find_query_language, load_stopwords, recognize
 from ..words.query import WordQuery, read_query
 from .stores.points import Origin, StoredText
 from .vocabulary import Vocabulary
@@ -72,14 +72,17 @@ class LibraryWords:
         return self.languages[0] if self.languages else None
 
     def make_analyzer(self, query: str) -> Analyzer:
-        """Return the analyzer for a query: with the main language, other common ones, and the query's own."""
+        """Return the analyzer for a query: with the main language, other common ones, and the query's own.
+
+        One or two words do not tell their language, so they are stemmed in all.
+        """
         if not self.languages:
             return get_analyzer(None)
         main, *others = self.languages
         min_pages = 0.1 * self.counts.total()  # of languages that every query is stemmed in
         if rare := {other for other in others if self.counts and self.counts[other] < min_pages}:
-            own = find_query_language(query, main)
-            others = [other for other in others if other == own or other not in rare]
+            own, _ = recognize(query)
+            others = [other for other in others if other not in rare or own in (other, None)]
         return get_analyzer(main, *others)
 
     def read_query(self, query: str, prefix: bool = False) -> WordQuery:
