@@ -351,7 +351,7 @@ def test_sketches_and_what_made_them_belong_together_wherever_a_run_stops(place,
                     library.make_sketches([f"{method} {query}" for query in QUERIES])
             with monkeypatch.context() as patch:  # what another process would do
                 patch.setattr(library.sketches, "settings", None)
-                library.sketches.take(library.location.read() or {})
+                library.sketches.load(library.location.read() or {})
                 assert names(library, "x") == names(library, "x", exact=True)
             library.make_sketches(QUERIES)
             assert names(library, "x") == names(library, "x", exact=True)
