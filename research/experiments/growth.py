@@ -431,7 +431,7 @@ def plan(arguments: argparse.Namespace) -> Iterator[list[str]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--like", default="reports", help="the name of a fit, clusters, or uniform")
+    parser.add_argument("--like", default="reports", help="name of a fit, or clusters, or uniform")
     parser.add_argument("--pages", type=int, nargs="+", default=[10_000, 100_000])
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=DEFAULT_WAYS)

@@ -143,7 +143,7 @@ def list_ways() -> Iterator[tuple[str, int, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="with PDFs in folders below it")
+    parser.add_argument("folder", type=Path, help="folder with PDFs in subfolders")
     pages = choose_pages(parser.parse_args().folder)
     rows = []
     for engine, pixels, kind in list_ways():

@@ -176,7 +176,7 @@ def join(first: Array, second: Array, share: float) -> Array:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--manuals", type=Path, default=Path("data/manuals"))
-    parser.add_argument("--folder", type=Path, default=Path("data/words"), help="for what takes long to make")
+    parser.add_argument("--folder", type=Path, default=Path("data/words"), help="cache folder")
     parser.add_argument("--minilm", type=Path, help="the folder of all-MiniLM-L6-v2")
     parser.add_argument("--windows", type=int, nargs="+", default=[1, 2, 4, 8])
     options = parser.parse_args()

@@ -241,7 +241,7 @@ def write_tasks(output: Path, packages: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--spans", type=int, default=0, metavar="N", help="of each page, and write queries.jsonl alone")
+    parser.add_argument("--spans", type=int, default=0, metavar="N", help="spans per page; write only queries.jsonl")
     asked = parser.parse_args()
     output: Path = asked.output
     if asked.spans:

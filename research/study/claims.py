@@ -31,14 +31,14 @@ V3 = "ViDoRe(v3)"
 FULL = f"k{BUDGET}"
 MEASURES = [*BUDGETS, "H", "U", "gain"]
 RULE = (
-    f"A difference is *confirmed* when its {LEVEL} % interval lies on the paper's side of zero and every seed is on "
-    "that side, and *contradicted* when both hold on the other side; all else is *within noise*. That zeros may "
-    f"replace random slots is confirmed when the interval lies within {MARGIN:g} point on either side of zero, and "
-    "contradicted when it lies beyond."
+    f"A claim is *confirmed* if the {LEVEL} % interval lies on the paper's side of zero and every seed agrees. It is "
+    "*contradicted* if both are on the other side. All else is *within noise*. The claim that zeros can replace random "
+    f"slots is confirmed if the interval lies within {MARGIN:g} point on either side of zero. It is contradicted if "
+    "the interval lies beyond."
 )
 EXTRA_RULE = (
-    f"*Better* is judged as above. *No worse* is confirmed when the whole interval lies above -{MARGIN:g} point, and "
-    "contradicted when it lies below. The hypothesis holds when all of it is confirmed; it does not when a part is "
+    f"*Better* follows the rule above. *No worse* is confirmed if the whole interval lies above -{MARGIN:g} point, and "
+    "contradicted if it lies below. The hypothesis holds if all parts are confirmed. It does not hold if a part is "
     "contradicted."
 )
 Array = NDArray[np.float64]
@@ -63,7 +63,7 @@ def read_rows(study: Study) -> list[Row]:
     unfinished = {arm for arm, _ in missing}
     if unfinished & STRATEGIES.keys():
         arm, seed = missing[0]
-        raise UsageError(f"{folder} lacks the rows of {len(missing)} runs, such as {arm}-{seed}: finish the study")
+        raise UsageError(f"{folder} lacks the rows of {len(missing)} runs, such as {arm}-{seed}: run the study again")
     rows = []
     for arm, seed in study.jobs:
         if arm in unfinished:
@@ -87,7 +87,7 @@ def _read_lines(folder: Path, record: dict[str, Any], inference: str) -> dict[st
             by_task[task].append([float(cell) for cell in cells])
     for task, found in by_task.items():
         if len(found) != record["tasks"][task]["queries"]:
-            raise UsageError(f"{file} does not fit {record['run']}.json: get both files again")
+            raise UsageError(f"{file} does not match {record['run']}.json. Restore both files.")
     return {task: np.array(found) for task, found in by_task.items()}
 
 
@@ -220,19 +220,19 @@ def ask_paper() -> Iterator[Question]:
     for num, (ours, theirs) in enumerate(sweeps, start=1):
         if num != BUDGET:  # that is a claim about strategies
             is_ahead = ours > theirs
-            text = f"with {_vectors(num)} a side RandSlot is {'ahead of' if is_ahead else 'behind'} Zero-Feedback"
+            text = f"with {_vectors(num)} per side, RandSlot is {'ahead of' if is_ahead else 'behind'} Zero-Feedback"
             difference = round(ours - theirs, 1)
             yield Question(text, f"k{num}", own, base, (difference, None), "above" if is_ahead else "below")
     for text, measure, table, column in (
-        ("wins are spread more evenly (H)", "H", "figure4", "H"),
-        ("more readouts win in a pair (U)", "U", "figure4", "U"),
-        ("page readouts gain more together", "gain", "figure5", "joint-use gain"),
+        ("wins are more even (H)", "H", "figure4", "H"),
+        ("more readouts win per pair (U)", "U", "figure4", "U"),
+        ("joint use of page readouts gains more", "gain", "figure5", "joint-use gain"),
     ):
         values = {row.method: row.values.get(column) for row in published_tables()[table].rows}
         for arm, title in STRATEGIES.items():
             if arm != METHOD and values.get(title) is not None:
                 paper = (_minus(values[STRATEGIES[METHOD]], values[title], 3), None)
-                yield Question(f"{text} than in {title}", measure, own, (arm, arm), paper)
+                yield Question(f"{text} than with {title}", measure, own, (arm, arm), paper)
 
 
 def judge_extra(study: Study, extra: Extra, found: dict[Key, Measured]) -> tuple[list[Claim], str] | None:
@@ -243,16 +243,16 @@ def judge_extra(study: Study, extra: Extra, found: dict[Key, Measured]) -> tuple
     against, questions = study.arms[extra.against], []
     for num in sorted({*extra.better, *extra.no_worse}):
         is_better = num in extra.better
-        text = f"{_vectors(num)} a side: {'better' if is_better else 'no worse'} than {against}"
+        text = f"{_vectors(num)} per side: {'better' if is_better else 'no worse'} than {against}"
         questions.append(Question(text, f"k{num}", left, right, wanted="above" if is_better else "no worse"))
     for num in extra.below:
-        text = f"{_vectors(num)} a side: below {against} with {BUDGET}"
+        text = f"{_vectors(num)} per side: below {against} with {BUDGET}"
         questions.append(Question(text, f"k{num}", left, right, wanted="below", right_measure=FULL))
     claims = [judge_question(question, found) for question in questions]
     verdicts = {claim.verdict for claim in claims}
     if CONTRADICTED in verdicts:
         return claims, "it does not hold"
-    return claims, "it holds" if verdicts == {CONFIRMED} else "it is not decided: within noise"
+    return claims, "it holds" if verdicts == {CONFIRMED} else "it is undecided (within noise)"
 
 
 # -- the paper's numbers

@@ -1,4 +1,4 @@
-"""Write the report of a study: Markdown and figures, from its rows. Winners and readouts use the package's tables."""
+"""Write the report of a study from its rows: Markdown and figures."""
 
 from __future__ import annotations
 
@@ -128,8 +128,9 @@ class Report:
         """Return the whole report."""
         study, first, num_seeds = self.study, self.rows[0].record, len(self.study.seeds)
         queries, pages = (sum(task[key] for task in first["tasks"].values()) for key in ("queries", "pages"))
-        start = "the same backbone" if first["settings"]["backbone"] else "random weights, others for each seed"
+        start = "the same backbone" if first["settings"]["backbone"] else "random weights, which differ by seed"
         place = Path(os.path.relpath(study.results, Path(study.report).parent)).as_posix()
+        seeds = f"{', '.join(map(str, study.seeds[:-1]))} and {study.seeds[-1]}"
         counts, lists = [], []
         for verdict in (CONFIRMED, CONTRADICTED, NOISE):
             claims = [claim.question.text for claim in self.claims if claim.verdict == verdict]
@@ -139,39 +140,41 @@ class Report:
         readouts = [one for key in self.keys for one in self.readouts(key)]
         blocks = [
             f"# {study.title}",
-            f"Does what the paper found on its 3B and 4B models hold here? Five strategies, seeds {study.seeds}, "
-            f"{first['steps']:,} steps from {start}, K = {BUDGET}, the same order of data for all strategies of a "
-            f"seed; {queries:,} questions about {pages:,} held-out pages of {len(first['tasks'])} tasks.",
+            f"Do the paper's findings on its 3B and 4B models hold here? We trained five strategies with seeds {seeds} "
+            f"for {first['steps']:,} steps from {start}, with K = {BUDGET}. All strategies of a seed see the data in "
+            f"the same order. We evaluated them with {queries:,} questions about {pages:,} held-out pages of "
+            f"{len(first['tasks'])} tasks.",
             study.note,
             f"**Of {len(self.claims)} claims of the paper, {', '.join(counts)}.**",
             *lists,
-            f"This page is written from [rows]({place}), verdicts included, by `python -m research.study`.",
+            f"`python -m research.study` generates this page, including verdicts, from [rows]({place}).",
             "## Which of the paper's claims are confirmed",
             RULE,
-            f"Intervals are of a paired bootstrap ({DRAWS:,} draws of seeds, and of queries within tasks). Differences "
-            "are RandSlot's value minus the other's, in points of nDCG@5, but for H and U. \"Seeds\" is how many agree "
-            f"with the claim; were seeds the only noise, all {num_seeds} would agree by luck in one case of "
-            f"{2 ** (num_seeds - 1)}. Claims that differ in the budget only are nearly one claim. The paper's "
-            "diagnostics are of its 3B model.",
+            f"Intervals come from a paired bootstrap: {DRAWS:,} resamples of seeds, and of queries within tasks. "
+            "Differences are RandSlot's value minus the other's, in points of nDCG@5 except for H and U. \"Seeds\" "
+            f"counts the seeds that agree with the claim. If seeds were the only noise, all {num_seeds} would agree by "
+            f"chance in one case of {2 ** (num_seeds - 1)}. Claims that differ only in the budget are closely related. "
+            "The paper's diagnostics are from its 3B model.",
             self._claims_table(),
             "## Strategies",
-            f"nDCG@5 in percent with {BUDGET} vectors a side: mean and sample standard deviation over seeds. {ZEROS} "
-            "is RandSlot with zeros in place of random slots at inference. 3B and 4B are the paper's averages on "
-            "ViDoRe V3, other tasks: compare differences, not levels.",
+            f"nDCG@5 in percent with {BUDGET} vectors per side: mean and sample standard deviation over seeds. {ZEROS} "
+            "is RandSlot with zeros instead of random slots at inference. 3B and 4B are the paper's averages on "
+            "ViDoRe V3. Those tasks are different, so compare differences, not levels.",
             self._strategies_table(),
             "## Budgets",
-            f"Trained with {BUDGET} vectors a side, judged with 1 to {MAX_BUDGET}. Bands are the standard deviation "
-            "over seeds.",
+            f"Models were trained with {BUDGET} vectors per side and evaluated with 1 to {MAX_BUDGET}. Bands show the "
+            "standard deviation over seeds.",
             self._image("budgets", "nDCG@5 by budget, here and in the paper"),
             self._budgets_table(),
             "## Winners",
-            "Over all right pages; shares in the picture are pooled over seeds. H is 1 when all page readouts win "
-            "alike and 0 when one wins all; U is how many different ones win within a pair.",
+            "Counts are over all pairs of a query and a relevant page. The figure pools shares over seeds. H is 1 if "
+            "all page readouts win equally often, and 0 if one always wins. U is the mean number of distinct winners "
+            "per pair.",
             self._image("winners", "Shares of wins by page and query readout"),
             _markdown(list_winners(winners)),
             "## Readouts",
-            "nDCG@5 with only one readout of a side, points lost without it, and what all page "
-            "readouts gain over the best single one, which is chosen on the same results: a diagnosis.",
+            "nDCG@5 with only one readout of a side, points lost without it, and the gain of all page readouts over "
+            "the best single one. The best one is chosen on the same results, so the gain is only a diagnostic.",
             self._image("readouts", "Scores without each readout, and gains of joint use"),
             _markdown(list_readouts(readouts)),
             _markdown(list_gains(readouts)),
@@ -188,7 +191,7 @@ class Report:
             digits = 3 if claim.question.measure in ("H", "U") else 2
             paper = [_signed(value, 3 if digits == 3 else 1) for value in claim.question.paper]
             lines.append([claim.question.text, *paper, *self._judged(claim, digits)])
-        heads = ["the paper's claim", "3B", "4B", "here", f"{LEVEL} % interval", "seeds", "verdict"]
+        heads = ["claim of the paper", "3B", "4B", "here", f"{LEVEL} % interval", "seeds", "verdict"]
         return _markdown(Table("", heads, lines))
 
     def _judged(self, claim: Claim, digits: int) -> list[Cell]:
@@ -236,7 +239,7 @@ class Report:
             here[self.name(key)] = [mean(seeds) for seeds in by_budget]
             spread[self.name(key)] = [stdev(seeds) for seeds in by_budget]
         paper = {method: paper_budgets(method) for method in STRATEGIES.values() if paper_budgets(method)}
-        panels = {"vectors a side": here, "vectors a side, from four on": here, "vectors a side, the paper's 3B": paper}
+        panels = {"vectors per side": here, "vectors per side, from 4": here, "vectors per side, the paper's 3B": paper}
         draw_budgets(panels, [1, 4, 1], file, dict.fromkeys(list(panels)[:2], spread))
 
     def _describe_extras(self) -> Iterator[str]:
@@ -247,7 +250,7 @@ class Report:
                 yield f"Hypothesis: *{extra.hypothesis.strip()}* Its runs are not finished."
                 continue
             claims, verdict = judged
-            yield f"Hypothesis: *{extra.hypothesis.strip()}* Here: **{verdict}**."
+            yield f"Hypothesis: *{extra.hypothesis.strip()}* Result: **{verdict}**."
             yield EXTRA_RULE
             lines = [[claim.question.text, *self._judged(claim, 2)] for claim in claims]
             yield _markdown(Table("", ["budget", "difference", f"{LEVEL} % interval", "seeds", "verdict"], lines))
@@ -263,12 +266,12 @@ class Report:
             minutes.append(sum(times))
             lines.append([record["run"], score, record["loss"], *times, (record["commit"] or "-")[:7], record["date"]])
         machine = self.rows[0].record["machine"]
-        heads = ["run", "nDCG@5", "loss at the end", "training, min", "evaluation, min", "commit", "date"]
+        heads = ["run", "nDCG@5", "final loss", "training, min", "evaluation, min", "commit", "date"]
         yield _markdown(Table("", heads, lines, digits=2))
         yield (
-            f"{machine['processor']}, {machine['threads']} thread a run, {self.study.side_by_side} runs side by side, "
-            f"torch {machine['torch']}; {median(minutes):.0f} minutes a run in the median. All settings of a run are "
-            "in its row."
+            f"{machine['processor']}, {machine['threads']} thread per run, {self.study.side_by_side} runs in parallel, "
+            f"torch {machine['torch']}. The median run took {median(minutes):.0f} minutes. Each row has all settings "
+            "of its run."
         )
 
     def _image(self, name: str, text: str) -> str:

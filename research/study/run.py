@@ -67,7 +67,7 @@ def run_study(study: Study, console: Console) -> None:
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise UsageError(f"another process runs the study in {study.folder}. Wait for it, or stop it.") from error
+        raise UsageError(f"another process is running the study in {study.folder}. Wait for it, or stop it.") from error
     study.make_training_pages()
     study.tasks()
     jobs = [job for job in study.jobs if not is_done(study, *job)]

@@ -233,27 +233,27 @@ def test_verdicts_follow_what_the_rows_say(tmp_path):
     assert verdicts["RandSlot is better than Learned-Feedback"] == NOISE
     assert verdicts["RandSlot is better than Direct-Feedback"] == CONTRADICTED
     assert verdicts["zeros at inference are as good as random slots (RS-Z minus RS-R)"] == CONFIRMED
-    assert verdicts["with 1 vector a side RandSlot is behind Zero-Feedback"] == CONFIRMED
-    assert verdicts["with 2 vectors a side RandSlot is behind Zero-Feedback"] == NOISE
-    assert verdicts["with 8 vectors a side RandSlot is ahead of Zero-Feedback"] == CONFIRMED
-    assert verdicts["wins are spread more evenly (H) than in Zero-Feedback"] == CONFIRMED
-    assert verdicts["wins are spread more evenly (H) than in Fixed-Random"] == NOISE
-    assert verdicts["page readouts gain more together than in Zero-Feedback"] == CONFIRMED
+    assert verdicts["with 1 vector per side, RandSlot is behind Zero-Feedback"] == CONFIRMED
+    assert verdicts["with 2 vectors per side, RandSlot is behind Zero-Feedback"] == NOISE
+    assert verdicts["with 8 vectors per side, RandSlot is ahead of Zero-Feedback"] == CONFIRMED
+    assert verdicts["wins are more even (H) than with Zero-Feedback"] == CONFIRMED
+    assert verdicts["wins are more even (H) than with Fixed-Random"] == NOISE
+    assert verdicts["joint use of page readouts gains more than with Zero-Feedback"] == CONFIRMED
     assert judge_extra(study, study.extra[0], found)[1] == "it holds"
     by_text = {claim.question.text: claim for claim in claims}
     first = by_text["RandSlot is better than Zero-Feedback"]
     assert first.question.paper == (1.5, 1.0)
     assert first.low < first.difference < first.high
-    assert by_text["page readouts gain more together than in Fixed-Random"].question.paper[0] == 3.17
+    assert by_text["joint use of page readouts gains more than with Fixed-Random"].question.paper[0] == 3.17
 
 
 @pytest.mark.parametrize(
     ("shares", "verdict"),
     [
         ({"k1": 0.9, "k4": 0.5}, "it holds"),
-        ({"k1": 0.9, "k4": 0.49}, "it is not decided: within noise"),  # no worse by luck
+        ({"k1": 0.9, "k4": 0.49}, "it is undecided (within noise)"),  # no worse by luck
         ({"k1": 0.9, "k4": 0.2}, "it does not hold"),
-        ({"k1": 0.5, "k4": 0.9}, "it is not decided: within noise"),
+        ({"k1": 0.5, "k4": 0.9}, "it is undecided (within noise)"),
         ({"k1": 0.2, "k4": 0.9}, "it does not hold"),
     ],
 )
@@ -350,5 +350,5 @@ def test_an_extra_may_be_trained_with_one_vector_and_judged_against_four(tmp_pat
     rows = make_rows(study, {("random", "random"): {"k1": 0.2, "k4": 0.8}, ("single", "zero"): {"k1": 0.5}})
     (claim,), verdict = judge_extra(study, single, measure_rows(rows, draws=500))
     assert verdict == "it holds"
-    assert claim.question.text == "1 vector a side: below RandSlot with 4"
+    assert claim.question.text == "1 vector per side: below RandSlot with 4"
     assert claim.difference == pytest.approx(-30, abs=6)
