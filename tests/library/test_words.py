@@ -261,6 +261,7 @@ def test_pages_without_text_are_stored_first_and_read_later(tmp_path, ocr_engine
         (hit,) = library.search("invoices", boxes=True)
         assert Path(hit.source).name == "scan.png"
         assert hit.boxes != ()
+        assert library.search("invoices", filters={"language": "english"}) != []
         assert library.status().origins == {"layer": 1, "ocr": 1, "blank": 1}
         assert library.read_words(ocr="missing") == 0  # the noise has no words, and is not read twice
         assert library.read_words(ocr="all", workers=1) >= 2

@@ -102,6 +102,7 @@ class Backfill:
         words = self.library.words
         wanted = self._list_wanted(self.library.store.find(origins))
         num = 0
+        samples: dict[str, list[str]] = {}  # texts of files, to detect their languages
 
         def read_batch(batch: WantedPages) -> list[PageText | RandSlotError]:
             if not by_ocr:
@@ -124,10 +125,15 @@ class Backfill:
                     else:
                         page = words.read_page(text, "layer", batch.source)
                     num += bool(page.text)
+                    if page.text and len(samples.setdefault(batch.file, [])) < 3:
+                        samples[batch.file].append(page.text[:3000])
                     stored.append(StoredPage(batch.file, number, "", None, page))
                 yield len(stored), stored
 
         self._update("scans" if by_ocr else "words", sum(len(pages.numbers) for pages in wanted), read())
+        for file in self.library.manifest.get(samples).values():
+            if not file.properties.get("language") and (language := detect_language(samples[file.id])):
+                self.library.manifest.put(replace(file, properties={**file.properties, "language": language}))
         return num
 
     # -- vectors

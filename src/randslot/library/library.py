@@ -325,7 +325,7 @@ class Library:
                 Path(file.source).unlink(missing_ok=True)
         if files:
             self.store.optimize()
-        return [file.source for file in files]
+        return list(dict.fromkeys(file.source for file in files))  # a file may have several versions
 
     def find_files(self, *patterns: str) -> list[File]:
         """Return the files that match paths, names, folders or wildcards; UsageError if one matches nothing."""

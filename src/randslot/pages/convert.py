@@ -47,7 +47,12 @@ def convert_to_pdf(file: Path) -> Path:
     if pdf.is_file():
         os.utime(pdf)  # most recently used
         return pdf
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RandSlotError(f"cannot create the cache {folder}: {error.strerror}. Set XDG_CACHE_HOME.") from error
+    if not os.access(folder, os.W_OK):
+        raise RandSlotError(f"cannot write to the cache {folder}. Set XDG_CACHE_HOME to a writable folder.")
     if pdf.name.startswith("0"):  # in one of sixteen conversions
         trim_cache(folder)
     check_unpacked(file)

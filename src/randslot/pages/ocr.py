@@ -53,6 +53,8 @@ def find_engine() -> str | None:
 def show_advice() -> str:
     """Return a hint on how to run OCR."""
     run = "run randslot library words"
+    if os.environ.get("RANDSLOT_OCR") == "none":
+        return f"unset RANDSLOT_OCR, then {run}"
     return run if find_engine() else f'pip install "randslot[ocr]", then {run}'
 
 
