@@ -199,7 +199,8 @@ def make_table(name: str) -> str:
         lines.append([])
     machine = record["machine"]
     made = f"{describe_command(record['command'])} at commit {record['commit']}, {record['date']}: "
-    made += f"{machine['processor']}, {machine['threads']} thread, torch {machine['torch']}.\n"
+    threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+    made += f"{machine['processor']}, {threads}, torch {machine['torch']}.\n"
     return "".join(f"| {' | '.join(line)} |\n" if line else "\n" for line in lines) + made
 
 
