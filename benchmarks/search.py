@@ -34,7 +34,7 @@ from record import keep, print_table
 
 K, HITS, BATCH = 4, 5, 32
 QUERIES = 32
-SECONDS = 4.0, 20.0  # minimum and maximum number of searches per engine
+SECONDS = 4.0, 20.0  # minimum and maximum seconds of searches per engine
 LIMIT = 1800.0  # seconds per engine
 Array = NDArray[Any]
 

@@ -111,7 +111,9 @@ def evaluate(
         from ..evaluation.evaluate_search import evaluate_search
 
         if any(value is not None for value in settings.values()) or os.environ.get("WORLD_SIZE", "1") != "1":
-            raise UsageError(f"--by {by} uses the model's saved settings in one process: drop options that change them")
+            raise UsageError(
+                f"--by {by} uses the model's saved settings in one process. Drop other options and torchrun."
+            )
         if frontier:
             raise UsageError("--frontier needs --by vectors")
         results = []

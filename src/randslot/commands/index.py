@@ -124,7 +124,7 @@ def index(
     if dry_run and not prune:
         raise UsageError("--dry-run needs --prune")
     if ray and not RAY_ADDRESS.fullmatch(ray):
-        raise UsageError(f"--ray takes a cluster address such as host:6379, or none, not {ray!r}")
+        raise UsageError(f"--ray takes a cluster address such as host:6379, or no value, not {ray!r}")
     for option_name, value, least in (("--batch", batch, 1), ("--workers", workers, 0)):
         if value < least:
             raise UsageError(f"{option_name} must be at least {least}, not {value}")

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -130,36 +129,40 @@ def search(
     if by == "words" and ignored:
         raise UsageError(f"{' and '.join(ignored)} only affect vector search: drop --by words")
     places = list(dict.fromkeys(library or [])) or [os.environ.get("RANDSLOT_LIBRARY") or str(default_library())]
-    found: list[list[QueryResult]] = []
     notes: list[str] = []
-    for place in places:
+
+    def search_library(place: str, asked: list[str], verbatim: bool) -> list[QueryResult]:
         with (
             show_spinner("searching"),
             open_library(
                 place, model, query_model=query_model, create=False, trust_remote_code=trust_remote_code
             ) as opened,
         ):
-            found.append(
-                opened.search_results(
-                    queries,
-                    k,
-                    by=by,
-                    filters=chosen,
-                    exact=exact,
-                    query_vectors=query_vectors,
-                    collapse=not copies,
-                    rerank=rerank,
-                    verbatim=verbatim,
-                    group=group,
-                    boxes=as_json,
-                )
+            results = opened.search_results(
+                asked,
+                k,
+                by=by,
+                filters=chosen,
+                exact=exact,
+                query_vectors=query_vectors,
+                collapse=not copies,
+                rerank=rerank,
+                verbatim=verbatim,
+                group=group,
+                boxes=as_json,
             )
-            notes += _list_library_notes(opened, found[-1])
-    if len(places) > 1:
-        for of_one_query in zip(*found, strict=True):
-            drop_corrections(of_one_query)
-    for of_one_library in found:
-        notes += _list_notes(queries, of_one_library, chosen)
+            notes.extend(_list_library_notes(opened, results))
+            return results
+
+    found = [search_library(place, queries, verbatim) for place in places]
+    for i, one in enumerate(queries if len(places) > 1 else []):
+        if any(has_all_words(results[i]) for results in found):  # then it has no typos
+            for place, results in zip(places, found, strict=True):
+                if results[i].corrected:
+                    (results[i],) = search_library(place, [one], True)
+                results[i].unknown = []
+    for of_library in found:
+        notes += _list_notes(queries, of_library, chosen)
     results = merge_results(found, places, k) if len(places) > 1 else found[0]
     if ignored and all(hit.by == "words" for result in results for hit in result.hits):
         notes.append(f"{' and '.join(ignored)} ignored (keyword search)")
@@ -189,13 +192,9 @@ def search(
             raise typer.Exit(1)
 
 
-def drop_corrections(results: Sequence[QueryResult]) -> None:
-    """Drop the hits of libraries that corrected a query, if another library has all its words."""
-    if any(result.hits and not result.corrected and not result.unknown for result in results):
-        for result in results:
-            if result.corrected:
-                result.corrected, result.hits = "", []
-            result.unknown = []
+def has_all_words(result: QueryResult) -> bool:
+    """Whether a library has all words of a query as typed."""
+    return bool(result.hits) and result.by != "vectors" and not result.corrected and not result.unknown
 
 
 def merge_results(found: list[list[QueryResult]], places: list[str], k: int) -> list[QueryResult]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -102,7 +102,7 @@ class Backfill:
         words = self.library.words
         wanted = self._list_wanted(self.library.store.find(origins))
         num = 0
-        samples: dict[str, list[str]] = {}  # texts of files, to detect their languages
+        samples: dict[str, list[str]] = {}  # texts of the current file, to detect its language
 
         def read_batch(batch: WantedPages) -> list[PageText | RandSlotError]:
             if not by_ocr:
@@ -117,6 +117,9 @@ class Backfill:
             work = (batch for pages in wanted for batch in pages.split(1 if by_ocr else 16))
             for batch, future in self.pool.ahead(read_batch, work, 4 * len(self.pool.workers)):
                 stored = []
+                if batch.file not in samples:
+                    self._set_language(samples)
+                    samples.clear()
                 for number, text in zip(batch.numbers, future.result(), strict=True):
                     if isinstance(text, RandSlotError):
                         page = StoredText("failed" if by_ocr else "none")
@@ -125,16 +128,20 @@ class Backfill:
                     else:
                         page = words.read_page(text, "layer", batch.source)
                     num += bool(page.text)
-                    if page.text and len(samples.setdefault(batch.file, [])) < 3:
+                    if len(samples.setdefault(batch.file, [])) < 10:
                         samples[batch.file].append(page.text[:3000])
                     stored.append(StoredPage(batch.file, number, "", None, page))
                 yield len(stored), stored
+            self._set_language(samples)
 
         self._update("scans" if by_ocr else "words", sum(len(pages.numbers) for pages in wanted), read())
+        return num
+
+    def _set_language(self, samples: Mapping[str, list[str]]) -> None:
+        """Set the language of files that had no text before. samples: their texts."""
         for file in self.library.manifest.get(samples).values():
             if not file.properties.get("language") and (language := detect_language(samples[file.id])):
                 self.library.manifest.put(replace(file, properties={**file.properties, "language": language}))
-        return num
 
     # -- vectors
 

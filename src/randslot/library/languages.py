@@ -14,7 +14,7 @@ from typing import Any
 
 from ..pages.text import PageText
 from ..words.analyzer import MEAN_LENGTH, Analyzer, fold_case, get_analyzer, get_page_analyzer, remove_accents
-from ..words.language import DEFAULT, choose_language, detect_language, find_query_language, load_stopwords, recognize
+from ..words.language import DEFAULT, choose_language, detect_language, load_stopwords, recognize
 from ..words.query import WordQuery, read_query
 from .stores.points import Origin, StoredText
 from .vocabulary import Vocabulary
@@ -74,7 +74,7 @@ class LibraryWords:
     def make_analyzer(self, query: str) -> Analyzer:
         """Return the analyzer for a query: with the main language, other common ones, and the query's own.
 
-        One or two words do not tell their language, so they are stemmed in all.
+        A query whose language is unknown, such as one or two words, is stemmed in all.
         """
         if not self.languages:
             return get_analyzer(None)
@@ -89,8 +89,9 @@ class LibraryWords:
         """Parse a query. prefix: its last word is still being typed."""
         last = re.search(r"[^\W\d_]{2,}$", query) if prefix else None
         completions = self.complete(last[0], 5) if last else ()
-        language = find_query_language(query, self.language or DEFAULT)
-        foreign_stopwords = frozenset() if language in self.languages else load_stopwords().get(language, frozenset())
+        language, score = recognize(query)
+        is_foreign = self.each and score >= 0.8 and language not in self.languages  # no page is in it
+        foreign_stopwords = load_stopwords().get(language or "", frozenset()) if is_foreign else frozenset()
         return read_query(query, self.make_analyzer(query), completions, self.find_idf, foreign_stopwords)
 
     def complete(self, prefix: str, num: int = 8) -> list[str]:

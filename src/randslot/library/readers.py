@@ -117,7 +117,7 @@ class LocalReader:
                     opened[i] = replace(page, content=content, cut=cut)
             return opened
 
-        size = 1 if model else 64  # pages per request
+        size = 1 if model else 32  # pages per request
         work = (some for pages in wanted for some in pages.split(size))
         batch: list[ReadPage] = []
         for _, future in self.pool.ahead(open_some, work, (2 * self.batch if model else 2) + len(self.pool.workers)):

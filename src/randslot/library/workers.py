@@ -44,7 +44,6 @@ MAX_MEMORY = 4 * 2**30  # bytes per worker, and at most a quarter of the machine
 MAX_CPU = 300  # seconds per request, if the parent has died
 FILE_SECONDS, FILE_RATE = 2.0, 10_000  # budget of a file: mean seconds per page, or bytes per second
 FILE_BYTES = 2**16  # budget of a file: mean bytes of text per page
-PIPE_BYTES = 2**20  # fits most responses, so that a worker does not wait for the parent to read them
 
 
 class WorkerEnded(RandSlotError):
@@ -68,7 +67,7 @@ class WorkerPool:
     """A pool of worker processes; close it, or use it in a `with` block."""
 
     def __init__(self, num: int, seconds: float = 60.0, ocr_seconds: float = 120.0) -> None:
-        """seconds: timeout per page. ocr_seconds: timeout for OCR of a page, including loading the models."""
+        """seconds: timeout of a request, for some pages or one. ocr_seconds: timeout for OCR of a page, including loading the models."""
         self.seconds, self.ocr_seconds = seconds, ocr_seconds
         self.workers = [Worker() for _ in range(num)]
         self.idle: SimpleQueue[Worker] = SimpleQueue()
@@ -252,8 +251,6 @@ class Worker:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=_make_environment(),
-                    bufsize=PIPE_BYTES,
-                    pipesize=PIPE_BYTES,
                 )
                 if passwords := pages.list_passwords():  # arguments and environment are visible to other processes
                     assert self.process.stdin is not None

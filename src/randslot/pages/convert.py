@@ -45,7 +45,8 @@ def convert_to_pdf(file: Path) -> Path:
     folder = find_cache()
     pdf = folder / f"{blake2b(key.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}.pdf"
     if pdf.is_file():
-        os.utime(pdf)  # most recently used
+        with suppress(OSError):  # a read-only cache
+            os.utime(pdf)  # most recently used
         return pdf
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -260,8 +261,6 @@ class Typesetter:
             for i, cell in enumerate(row):
                 longest[i] = max(longest[i], min(len(cell), 40))
         for row in rows:
-            if not any(cell.strip() for cell in row):
-                continue
             widths = [self.line_width * length / sum(longest) for length in longest]
             cells = [
                 wrap(cell, self.regular, size, max(width - 8, size)) for cell, width in zip(row, widths, strict=False)
@@ -276,9 +275,11 @@ class Typesetter:
                     self.y = top - 1.35 * size * (i + 1)
                     words += self._draw(line, self.regular, size, x)
                 x += width
+            if not words:  # nothing, or nothing that can be printed
+                self.y = top
+                continue
             self.y = top - height
-            if words:
-                self.lines.append(" ".join(words))
+            self.lines.append(" ".join(words))
             self.canvas.setLineWidth(0.3)
             self.canvas.setStrokeGray(0.7)
             self.canvas.line(self.margin, self.y, self.margin + self.line_width, self.y)
