@@ -67,7 +67,10 @@ class WorkerPool:
     """A pool of worker processes; close it, or use it in a `with` block."""
 
     def __init__(self, num: int, seconds: float = 60.0, ocr_seconds: float = 120.0) -> None:
-        """seconds: timeout of a request, for some pages or one. ocr_seconds: timeout for OCR of a page, including loading the models."""
+        """seconds: timeout per request, of some pages.
+
+        ocr_seconds: timeout for OCR of a page, including loading the models.
+        """
         self.seconds, self.ocr_seconds = seconds, ocr_seconds
         self.workers = [Worker() for _ in range(num)]
         self.idle: SimpleQueue[Worker] = SimpleQueue()
