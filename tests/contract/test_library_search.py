@@ -249,6 +249,8 @@ def test_several_libraries_give_one_list_and_other_commands_take_one(run, librar
     run("index", "more", "-l", "more lib", "-q")
     alone = run("search", "woll", "-l", "lib", "-l", "more lib")
     assert (alone.out.count("page 1"), "woll.pdf" in alone.out, alone.err) == (1, True, "")
+    both = run("search", "woll or wool", "-l", "lib", "-l", "more lib", "--json")
+    assert ({hit["library"] for hit in both.json}, both.err) == ({"lib", "more lib"}, "")
     answer = run("library", "status", "-l", "lib", "-l", "more lib")
     assert (answer.code, answer.err) == (2, "randslot: --library was given twice: pass it once\n")
 
